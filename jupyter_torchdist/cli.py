@@ -1,5 +1,7 @@
 """The ``torchdist`` command: ``torchdist run [options] script.py -- args``, and the verbs of ``%dist``.
 
+With ``--json`` it prints objects of ``verbs/schema.py`` on stdout, a line each, an error as the last.
+
 Exit status: 0; 1 when the job or this program failed, or when SIGTERM, SIGHUP or SIGQUIT ended the job (as with
 torchrun); 2 for invalid arguments; 130 for a cancelled job or an interrupt.
 """
@@ -17,19 +19,22 @@ from pathlib import Path
 from . import __version__
 from .client.drivers import pool
 from .client.job import Job, attach
-from .client.submit import Request, prepare, rerun, submit
+from .client.submit import Request, rerun, submit
 from .protocol import codec
 from .protocol.columns import beside
 from .protocol.errors import CellSyntaxError, JobCancelled, OptionError, TorchDistError
 from .protocol.options.help import help_text
 from .protocol.spec import STDIN
 from .protocol.state import JobState
-from .verbs import ansi, defaults, parse, programs, torchrun
+from .protocol.typed import Record
+from .store.segments import Log
+from .verbs import ansi, answers, defaults, parse, planned, programs, torchrun
 from .verbs.perform import perform
+from .verbs.schema import Failed, Line, Problem, Standing
 from .verbs.stream import Console
 from .verbs.torchrun_logs import LogDir
 from .verbs.waiting import ENDING, Ended, Interrupts, wait
-from .views import failure_text, plan_tables
+from .views import failure_text
 
 PROGRAM = "torchdist"
 FAILED, MISUSED, CANCELLED = 1, 2, 130
@@ -39,14 +44,15 @@ ATTACHED = 16 * 1024
 
 def main(words: Sequence[str] | None = None) -> int:
     """Run one command and return the exit status. Errors are printed on stderr without a traceback."""
+    words = list(sys.argv[1:] if words is None else words)
     try:
-        return _main(list(sys.argv[1:] if words is None else words))
-    except (OptionError, CellSyntaxError) as error:
-        _say(in_shell(failure_text.refusal(error)))
-        return MISUSED
+        return _main(words)
     except TorchDistError as error:
-        _say(in_shell(failure_text.refusal(error)))
-        return FAILED
+        if wants_json(words):
+            _answer(Failed(Problem(type(error).__name__, in_shell(error.message), in_shell(error.hint))))
+        else:
+            _say(in_shell(failure_text.refusal(error)))
+        return MISUSED if isinstance(error, (OptionError, CellSyntaxError)) else FAILED
     except Ended:
         return FAILED
     except KeyboardInterrupt:
@@ -77,8 +83,10 @@ def _main(words: list[str]) -> int:
     if arguments.verb in ("attach", "rerun"):
         job = attach(arguments.job)
         again = arguments.verb == "rerun"
-        return _follow(rerun(job) if again else job, detach=not again, keep=None if again else ATTACHED)
-    ours = arguments.verb not in ("logs", "show", "stacks", "diagnose")  # these print the user's own text
+        keep = None if again or arguments.json else ATTACHED
+        return _follow(rerun(job) if again else job, detach=not again, keep=keep, as_json=arguments.json)
+    # These print the user's own text.
+    ours = not arguments.json and arguments.verb not in ("logs", "show", "stacks", "diagnose")
     for piece in perform(arguments):
         sys.stdout.write(in_shell(piece) if ours else piece)
     sys.stdout.flush()
@@ -87,25 +95,25 @@ def _main(words: list[str]) -> int:
 
 def _run(words: list[str]) -> int:
     options, program = split(words)
+    as_json = parse.JSON in options
+    options = [word for word in options if word != parse.JSON]
     if {"-h", "--help"} & set(options):
-        usage = f"{PROGRAM} run [options] script.py -- args   run it"
+        usage = f"{PROGRAM} run [options] script.py -- args   run it; with --json first, print objects of JSON"
         print(in_shell(help_text(options).replace("%%distribute [options]   run this cell", usage)))
         print("as torchrun, on one machine:", *beside(torchrun.torchrun_help()), sep="\n")
         return 0
     meant = torchrun.translate(torchrun.from_environment(options, os.environ))
     if meant.handed:
-        return _hand_over(meant, words)
+        return _hand_over(meant, words, [parse.JSON] if as_json else [])
     request = request_of(meant.words, program, command=meant.command)
     request = replace(request, options=meant.on(request.options))
     if request.options.plan:
-        prepared = prepare(request)
-        memory = prepared.memory()
-        _say_notes(prepared.capture.notes)
-        print(
-            "\n\n".join(
-                [plan_tables.plan_table(prepared.plan), *([plan_tables.memory_table(memory)] if memory else ())]
-            )
-        )
+        answer = planned.answer(request)
+        if as_json:
+            _answer(answer)
+        else:
+            _say_notes(answer.notes)
+            print(planned.tables(answer))
         return 0
     if request.options.background and meant.output.to_files:
         raise OptionError("--log-dir is written while this command waits", "leave out --background")
@@ -113,17 +121,21 @@ def _run(words: list[str]) -> int:
         os.environ[STDIN] = f"/proc/{os.getpid()}/fd/0"
     with Interrupts(meant.signals) as interrupts:
         job = submit(request, starting=interrupts.hold)
-        _say_notes(job.manifest.notes)
+        if request.options.background and as_json:
+            _answer(Standing.of(job.state))
+            return 0
+        if not as_json:
+            _say_notes(job.manifest.notes)
         if request.options.background:
             print(job.id, flush=True)
             _say(_goes_on(job))
             return 0
-        return _wait(job, interrupts, detach=False, keep=None, meant=meant)
+        return _wait(job, interrupts, detach=False, keep=None, meant=meant, as_json=as_json)
 
 
-def _hand_over(meant: torchrun.Meant, words: Sequence[str]) -> int:
-    """Become torchrun, with the same words. Raises ``OptionError`` for options that torchrun does not have."""
-    ours = [word for word in meant.words if word.startswith("-") and word not in torchrun.WRITTEN]
+def _hand_over(meant: torchrun.Meant, words: Sequence[str], own: Sequence[str]) -> int:
+    """Become torchrun, with the same words. Raises ``OptionError`` for options that torchrun does not have: ``own``."""
+    ours = [*own, *(word for word in meant.words if word.startswith("-") and word not in torchrun.WRITTEN)]
     if ours:
         raise OptionError(
             f"{meant.handed} is done by torchrun itself, which has no {ours[0]}",
@@ -134,19 +146,26 @@ def _hand_over(meant: torchrun.Meant, words: Sequence[str]) -> int:
     os.execv(sys.executable, [sys.executable, "-m", "torch.distributed.run", *words])
 
 
-def _follow(job: Job, *, detach: bool, keep: int | None) -> int:
+def _follow(job: Job, *, detach: bool, keep: int | None, as_json: bool) -> int:
     with Interrupts(ENDING) as interrupts:
         interrupts.hold()
-        return _wait(job, interrupts, detach=detach, keep=keep)
+        return _wait(job, interrupts, detach=detach, keep=keep, as_json=as_json)
 
 
 def _wait(
-    job: Job, interrupts: Interrupts, *, detach: bool, keep: int | None, meant: torchrun.Meant | None = None
+    job: Job,
+    interrupts: Interrupts,
+    *,
+    detach: bool,
+    keep: int | None,
+    meant: torchrun.Meant | None = None,
+    as_json: bool,
 ) -> int:
     meant = meant or torchrun.Meant()
     copies = LogDir(meant.output, job.paths, meant.run_id, meant.role) if meant.output.to_files else None
     tap = copies.tap if copies else lambda log, text: None
-    console = Console(job.paths, keep=keep, output=meant.output, role=meant.role, tap=tap)
+    kind = JsonConsole if as_json else Console
+    console = kind(job.paths, keep=keep, output=meant.output, role=meant.role, tap=tap)
     news: list[str] = [] if detach else [f"the ranks get SIGTERM, and what runs after {job.plan.grace:g} s is killed"]
 
     def tick(state: JobState) -> None:
@@ -163,6 +182,8 @@ def _wait(
             job.terminate()
         raise
     if not state.final:
+        if as_json:
+            _answer(Standing.of(state))
         _say(_goes_on(job))
         return CANCELLED if interrupts.ended_by is None else FAILED
     console.finish(state, time.time())
@@ -172,11 +193,18 @@ def _wait(
     if meant.events:
         for event in job.events():
             print(codec.dumps(asdict(event)))
+    if as_json:
+        _answer(Standing.of(state))
+    else:
+        _say_end(job, state)
+    return exit_status(state) if interrupts.ended_by is None else FAILED
+
+
+def _say_end(job: Job, state: JobState) -> None:
     for words in failure_text.lost_lines(state):
         _say(words)
     if state.state != "succeeded":
         _say(words_of(job, state))
-    return exit_status(state) if interrupts.ended_by is None else FAILED
 
 
 def _goes_on(job: Job) -> str:
@@ -223,6 +251,11 @@ def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
     return options, [*module, *programs.without_dashes(left)]
 
 
+def wants_json(words: Sequence[str]) -> bool:
+    """Whether the words of a command ask for JSON; the arguments of a program do not count."""
+    return parse.JSON in (split(words[1:])[0] if words[:1] == ["run"] else words)
+
+
 def request_of(options: Sequence[str], program: Sequence[str], *, command: bool = False) -> Request:
     """The job for a script, ``-m module`` or a command. Raises ``OptionError``, ``CellSyntaxError``."""
     chosen = defaults.options(options, Path.cwd())
@@ -241,6 +274,22 @@ def in_shell(text: str) -> str:
     for ours, theirs in _IN_SHELL:
         text = text.replace(ours, theirs)
     return text
+
+
+class JsonConsole(Console):
+    """Prints each line as a ``schema.Line``. Notes and the end are in the ``Standing`` that follows."""
+
+    def say(self, text: str) -> None:
+        """Nothing."""
+
+    def write(self, log: Log, text: str) -> None:
+        for line in text.removesuffix("\n").split("\n"):
+            _answer(Line(log.rank, log.stream, line))
+
+
+def _answer(answer: Record) -> None:
+    sys.stdout.write(answers.text(answer))
+    sys.stdout.flush()
 
 
 def _say_notes(notes: Sequence[str]) -> None:

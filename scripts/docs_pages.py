@@ -1,8 +1,9 @@
 """Writes the generated parts of the pages in ``docs``: tables of options, and every refusal with its remedy.
 
 ``python -m scripts.docs_pages`` writes them, ``--check`` says which of them are old and exits with 1. A page marks a
-place with ``<!-- options -->`` … ``<!-- options: end -->``, or ``<!-- options: fsdp -->`` for one strategy; the pages
-of ``docs/refusals`` are written whole.
+place with ``<!-- options -->`` … ``<!-- options: end -->``, or ``<!-- options: fsdp -->`` for one strategy; what
+``--json`` prints stands between ``<!-- json -->`` and ``<!-- json: end -->`` (``scripts/json_pages.py``); the pages of
+``docs/refusals`` are written whole.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from jupyter_torchdist.diagnosis.catalogue import (
 from jupyter_torchdist.protocol.options.strategy import explained, options_of
 from jupyter_torchdist.protocol.spec import OPTIONS
 
+from . import json_pages
 from .messages import ROOT, Message, cell, messages
 
 DOCS = ROOT / "docs"
@@ -60,7 +62,7 @@ torchdist diagnose logs/ nccl_trace_rank_* # a directory; dumps of PyTorch's fli
 torchdist diagnose JOB                     # a job of ours, with its exceptions, exit codes and recorders
 ```
 
-In a notebook it is `%dist diagnose`. `--json` gives a list of findings for programs.
+In a notebook it is `%dist diagnose`. [`--json`](programs.md) is for programs.
 
 A finding has a code, one sentence with the rank and the host where the logs tell them, the cause, what to do, and the
 lines that show it. The first finding is the cause. What one rank's end does to the others (a connection that is reset,
@@ -329,6 +331,9 @@ def pages() -> dict[Path, str]:
     for page in sorted(DOCS.rglob("*.md")):
         text = page.read_text(encoding="utf-8")
         new = re.sub(r"(<!-- options(?:: (\w+))? -->\n).*?(<!-- options: end -->)", _table, text, flags=re.DOTALL)
+        new = re.sub(
+            r"(?<=<!-- json -->\n).*?(?=<!-- json: end -->)", lambda _: json_pages.text(), new, flags=re.DOTALL
+        )
         if new != text or "<!-- options" in text:
             found[page] = new
     return found

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ..client.job import attach
+from ..client.job import Job, attach
 from ..client.submit import rerun
-from ..verbs import parse
+from ..verbs import answers, parse
 from ..verbs.perform import perform as perform_text
-from . import run
+from ..verbs.schema import Standing
+from ..verbs.waiting import Interrupts, wait
+from . import run, session
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
@@ -18,7 +20,11 @@ TAIL = 1000
 
 
 def perform(ip: InteractiveShell, line: str) -> Any:
-    """Print a verb's text; ``attach`` and ``rerun`` show the job and return it. Raises ``TorchDistError``."""
+    """Print a verb's text; ``attach`` and ``rerun`` show the job and return it. Raises ``TorchDistError``.
+
+    With ``--json`` nothing is shown, and what the shell prints is returned: the object, for ``logs`` a list.
+    ``attach`` and ``rerun`` wait for the job's end then.
+    """
     try:
         arguments = parse.parse(line, "%dist")
     except parse.HelpShown as shown:
@@ -26,13 +32,26 @@ def perform(ip: InteractiveShell, line: str) -> Any:
         return None
     if arguments.verb in ("attach", "rerun"):
         job = attach(arguments.job)
+        if arguments.json:
+            return _ended(job if arguments.verb == "attach" else rerun(job), detach=arguments.verb == "attach")
         if arguments.verb == "attach":
             run.look_at(ip, job)
         else:
             run.follow(ip, job := rerun(job))
         return job
+    if arguments.json:
+        found = [answers.plain(answer) for answer in answers.answers(arguments)]
+        return found if arguments.verb == "logs" else found[0]
     if arguments.verb == "logs" and arguments.tail is None and arguments.grep is None:
         arguments.tail = TAIL
     for piece in perform_text(arguments):
         print(piece, end="")
     return None
+
+
+def _ended(job: Job, *, detach: bool) -> Any:
+    """The job's ``Standing`` at its end. An interrupt stops a job that was started here, and else the waiting."""
+    session.last = job
+    with Interrupts() as interrupts:
+        interrupts.hold()
+        return answers.plain(Standing.of(wait(job, interrupts, lambda state: None, detach=detach)))

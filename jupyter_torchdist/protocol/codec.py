@@ -70,6 +70,15 @@ def dumps(value: Any) -> str:
     return json.dumps(_tag(value), ensure_ascii=True, allow_nan=False, separators=(",", ":"))
 
 
+def plain(value: Any) -> Any:
+    """``value`` as JSON for programs of others, without tags. A number that is not finite becomes null."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items()}
+    return [plain(item) for item in value] if isinstance(value, (list, tuple, array)) else value
+
+
 def loads(text: str | bytes) -> Any:
     """The value that ``dumps`` wrote. Raises ``ValueError`` for anything that is not JSON."""
     try:

@@ -3,39 +3,32 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from ..client.job import attach
 from ..diagnosis import dumps, logs, ours, reading
-from ..protocol import codec
 from ..protocol.errors import OptionError
 from ..protocol.events import Finding
 from ..protocol.paths import JobPaths
 from ..store import journal
 from ..store.logs import evidence
-from ..views import finding_text
 
 MOST = 2000
 """Files of one directory."""
 
 
-def diagnose(arguments: argparse.Namespace) -> Iterator[str]:
+def diagnose(arguments: argparse.Namespace) -> list[Finding]:
     """A word is a file or a directory where there is one of this name, and else a job. Raises ``TorchDistError``."""
     words: list[str] = arguments.logs
     if len(words) == 1 and (job := JobPaths(Path(words[0]))).journal.is_file():
-        found = ours.diagnose(evidence(job), journal.state(job))
-    elif any(_is_file(word) for word in words):
-        found = _of_files([file for word in words for file in _files(Path(word))])
-    elif len(words) == 1:
-        one = attach(words[0])
-        found = ours.diagnose(evidence(one.paths), one.state)
-    else:
+        return ours.diagnose(evidence(job), journal.state(job))
+    if any(_is_file(word) for word in words):
+        return _of_files([file for word in words for file in _files(Path(word))])
+    if len(words) > 1:
         raise OptionError(f"there is no file {words[0]}", "give the log files of one job, or one job's id")
-    if arguments.json:
-        yield codec.dumps([finding.to_json() for finding in found]) + "\n"
-    else:
-        yield finding_text.findings(found) + "\n"
+    one = attach(words[0])
+    return ours.diagnose(evidence(one.paths), one.state)
 
 
 def _of_files(files: Sequence[Path]) -> list[Finding]:

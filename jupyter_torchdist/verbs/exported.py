@@ -7,16 +7,16 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 from ..client.job import attach
 from ..protocol.errors import LaunchError, UserError
 from ..protocol.paths import home
+from .schema import Exported
 
 
-def export(arguments: argparse.Namespace) -> Iterator[str]:
-    """Write the job and say how to run it. Raises ``UserError`` for a directory that is not empty."""
+def export(arguments: argparse.Namespace) -> Exported:
+    """Write the job. Raises ``UserError`` for a directory that is not empty."""
     job = attach(arguments.job)
     directory = Path(arguments.directory).expanduser().absolute()
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
@@ -32,9 +32,7 @@ def export(arguments: argparse.Namespace) -> Iterator[str]:
         if "error" in answer:
             raise UserError(answer["error"], answer["hint"])
         raise LaunchError(f"job {job.id} could not be exported", done.stderr.strip()[-2000:])
-    yield f"wrote {directory}; README.md there says how to run it: `{directory / 'run.sh'}`, `sbatch job.sbatch`\n"
-    for note in answer["notes"]:
-        yield f"note: {note}\n"
+    return Exported(str(directory), tuple(answer["notes"]))
 
 
 def _empty(directory: Path) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from ..diagnosis.hosts import FAULT, FINE, WARNING, Check, Facts, checks
@@ -15,21 +16,21 @@ from ..protocol.wire import messages
 from ..views import host_text
 from . import defaults
 from .all_reduce import all_reduce
+from .schema import Agent, Node, Problem, StoppedNode
 
 DEPTH = 16
 """How deep files of ssh may include one another; ``ssh`` has the same limit."""
 
 
-def nodes(arguments: argparse.Namespace) -> Iterator[str]:
-    """One table. A host that fails has its error in its row."""
-    rows = []
+def nodes(arguments: argparse.Namespace) -> Iterator[Node]:
+    """What each host has. A host that fails has its error."""
     for one in launcher.ask(_hosts(arguments)):
         if one.error is not None:
-            rows.append(host_text.failed_row(one.host.name, one.error))
+            yield Node(one.host.name, None, error=Problem.of(one.error))
         else:
             assert isinstance(one.said, messages.Welcome)
-            rows.append(host_text.row(one.inventory, one.clock, one.said.jobs))
-    yield host_text.hosts_table(rows) + "\n"
+            agent = Agent.of(one.said.process.pid, one.said.jobs, one.said.warm)
+            yield Node(one.inventory.host, replace(one.inventory, software=None), (agent,), one.clock)
 
 
 def examine(arguments: argparse.Namespace) -> Iterator[Check]:
@@ -40,7 +41,7 @@ def examine(arguments: argparse.Namespace) -> Iterator[Check]:
     for one, answer in asked:
         error = one.error or answer.error
         if error is not None:
-            why = host_text.why(one.host.name, error)
+            why = host_text.why(one.host.name, error.message)
             yield Check("reached", FAULT, f"{one.host.name}: {why}", error.hint or launcher.LOOK)
         elif isinstance(answer.said, messages.Examined):
             found.append(Facts(one.inventory, answer.said, one.clock))
@@ -53,19 +54,23 @@ def examine(arguments: argparse.Namespace) -> Iterator[Check]:
         yield all_reduce(found, arguments.host_option)
 
 
-def stop(arguments: argparse.Namespace) -> Iterator[str]:
-    """A line for each host. Raises ``LaunchError`` that names the hosts on which nothing was removed."""
-    failed: list[LaunchError] = []
+def stop(arguments: argparse.Namespace) -> Iterator[StoppedNode]:
+    """What was ended and removed on each host, or why nothing was."""
     for one in launcher.remove(_hosts(arguments)):
         name = one.host.name
         if isinstance(one.said, messages.Removed) and not one.said.jobs:
-            yield host_text.removed(name, one.said) + "\n"
+            yield StoppedNode(name, one.said.warm, (), one.said.paths, one.said.kept)
         elif isinstance(one.said, messages.Removed):
             jobs = ", ".join(one.said.jobs)
-            failed.append(LaunchError(f"{name} runs job {jobs}; nothing was removed there", "cancel it, or wait"))
+            error = LaunchError(f"{name} runs job {jobs}; nothing was removed there", "cancel it, or wait")
+            yield StoppedNode(name, jobs=one.said.jobs, error=Problem.of(error))
         elif one.error is not None:
-            failed.append(LaunchError(one.error.message, one.error.hint))
-    if failed:
+            yield StoppedNode(name, error=Problem.of(one.error))
+
+
+def raise_for(nodes: Iterable[StoppedNode]) -> None:
+    """Raises ``LaunchError`` that names the hosts on which nothing was removed."""
+    if failed := [node.error for node in nodes if node.error is not None]:
         hint = next((error.hint for error in failed if error.hint), launcher.LOOK)
         raise LaunchError("\n".join(error.message for error in failed), hint)
 

@@ -29,6 +29,7 @@ VERBS = {
     "stop": "end the warm processes; on hosts, remove all that is ours",
 }
 OF_HOSTS = ("nodes", "doctor", "stop")
+JSON = "--json"
 OF_A_JOB = ("show", "logs", "diagnose", "attach", "stacks", "cancel", "rerun", "export", "rm")
 
 
@@ -60,7 +61,8 @@ def parse(words: str | Sequence[str], program: str) -> argparse.Namespace:
         hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(VERBS)}"
         raise OptionError(f"{program} has no verb {verb!r}", hint)
     if verb == "plan" and not {"-h", "--help"} & set(words):
-        return argparse.Namespace(verb=verb, options=words[1:])  # argparse would parse them as its own options
+        options = [word for word in words[1:] if word != JSON]  # argparse would parse them as its own options
+        return argparse.Namespace(verb=verb, options=options, json=JSON in words)
     return parser(program).parse_args(words)
 
 
@@ -80,8 +82,8 @@ def parser(program: str) -> Parser:
         nargs="+",
         help="logs and recorder dumps of all ranks (gzip, too; - reads logs), their directory; or one JOB",
     )
-    for verb in ("jobs", "show", "stacks", "diagnose"):
-        made[verb].add_argument("--json", action="store_true", help="as JSON")
+    for one in made.values():
+        one.add_argument(JSON, action="store_true", help="for programs: an object of JSON a line")
     made["stacks"].add_argument("--full", action="store_true", help="the whole stack of each thread of each rank")
     made["logs"].add_argument("--rank", type=_rank, metavar="N", help="show one rank only")
     made["logs"].add_argument("--stream", choices=("out", "err"), help="show stdout or stderr only")
@@ -104,16 +106,14 @@ def parser(program: str) -> Parser:
 
 def flags(verb: str) -> list[str]:
     """The options of one verb."""
-    return {
-        "jobs": ["--json"],
-        "show": ["--json"],
-        "diagnose": ["--json"],
-        "stacks": ["--full", "--json"],
+    own = {
+        "stacks": ["--full"],
         "logs": ["--rank", "--stream", "--grep", "--tail"],
         "cancel": ["--kill"],
         "rm": ["--older", "--keep-bytes"],
         **{verb: ["--hosts", "--host-option"] for verb in OF_HOSTS},
-    }.get(verb, [])
+    }
+    return [*own.get(verb, []), JSON]
 
 
 def _split(line: str) -> list[str]:

@@ -89,7 +89,7 @@ class Console:
     def tick(self, state: JobState) -> None:
         """Print new notes and lines."""
         for note in state.notes[self._notes :]:
-            self._err.write(ansi.safe(f"note: {note}\n"))
+            self.say(f"note: {note}\n")
         self._notes = len(state.notes)
         for log, text in self._lines.poll():
             self._print(log, text)
@@ -99,13 +99,20 @@ class Console:
         for log, text in self._lines.drain():
             self._print(log, text)
         if state.state != "succeeded":
-            self._err.write(ansi.safe(f"{job_text.title(state)}: {job_text.headline(state, now)}\n"))
-            self._err.flush()
+            self.say(f"{job_text.title(state)}: {job_text.headline(state, now)}\n")
+
+    def say(self, text: str) -> None:
+        """What is not the ranks' own output."""
+        self._err.write(ansi.safe(text))
+        self._err.flush()
 
     def _print(self, log: Log, text: str) -> None:
         self._tap(log, text)
-        if not self._output.prints(log.rank, log.stream):
-            return
+        if self._output.prints(log.rank, log.stream):
+            self.write(log, text)
+
+    def write(self, log: Log, text: str) -> None:
+        """Whole lines of one log."""
         if self._left is not None:
             if self._left <= 0:
                 return

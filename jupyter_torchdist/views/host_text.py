@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..protocol.errors import TorchDistError
 from ..protocol.plan import Inventory
-from ..protocol.wire.messages import Removed
 from .wording import count, size, table
 
 HEADER = ("HOST", "GPUS", "CORES", "MEMORY", "DISK", "CLOCK", "TORCH", "PYTHON", "STATE")
@@ -34,15 +32,15 @@ def row(host: Inventory, clock: float, jobs: Sequence[str]) -> tuple[str, ...]:
     )
 
 
-def failed_row(host: str, error: TorchDistError) -> tuple[str, ...]:
+def failed_row(host: str, message: str, hint: str) -> tuple[str, ...]:
     """A host that did not answer, and why."""
-    said = why(host, error)
-    return (host, *["-"] * (len(HEADER) - 2), f"{said} → {error.hint}" if error.hint else said)
+    said = why(host, message)
+    return (host, *["-"] * (len(HEADER) - 2), f"{said} → {hint}" if hint else said)
 
 
-def why(host: str, error: TorchDistError) -> str:
+def why(host: str, message: str) -> str:
     """The message without the host's name in front."""
-    return error.message.removeprefix(host).lstrip(": ")
+    return message.removeprefix(host).lstrip(": ")
 
 
 def _gpus(host: Inventory) -> str:
@@ -54,9 +52,9 @@ def _gpus(host: Inventory) -> str:
     return f"{free} of {len(host.gpus)} free, {names}"
 
 
-def removed(host: str, said: Removed) -> str:
+def removed(host: str, warm: int, paths: Sequence[str], kept: Sequence[str]) -> str:
     """What was ended and removed on a host, and what stays."""
-    lines = [f"{host}: ended {count(said.warm, 'warm process', 'warm processes')}, removed"]
-    lines += [f"  {path}" for path in said.paths]
-    lines += [f"  kept: {path}" for path in said.kept]
+    lines = [f"{host}: ended {count(warm, 'warm process', 'warm processes')}, removed"]
+    lines += [f"  {path}" for path in paths]
+    lines += [f"  kept: {path}" for path in kept]
     return "\n".join(lines)

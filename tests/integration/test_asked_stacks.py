@@ -56,7 +56,7 @@ def test_ranks_are_grouped_by_the_users_line(job: client.Job, capsys: pytest.Cap
     ]
     assert '    File "Cell In[3]", line 12 in <module>' in full
 
-    told = json.loads(said("stacks asked --json"))
+    told = json.loads(said("stacks asked --json"))["stacks"]
     assert [(one["rank"], one["place"]) for one in told][2] == (2, "Cell In[3], line 10, in re.match")
     assert all("most recent call first" in one["text"] for one in told)
 

@@ -52,7 +52,7 @@ def test_a_rank_that_gloo_aborts(notebook: dict[str, Any], capsys: pytest.Captur
     assert f"{found.sentence}\n  → {found.remedy}" in getattr(error, "__notes__", ())
     assert found.sentence in job_text.job_page(job.state, job.spec, job.plan, job.manifest, job.state.ended)
     assert main(["diagnose", job.id, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)[0]["code"] == found.code
+    assert json.loads(capsys.readouterr().out)["findings"][0]["code"] == found.code
     assert main(["diagnose", job.id]) == 0
     assert f"fault collective-mismatch: {found.sentence[:40]}" in capsys.readouterr().out
 

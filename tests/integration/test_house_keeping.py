@@ -240,8 +240,9 @@ def test_every_verb_in_a_notebook(home: Path, kernel: Notebook) -> None:
     assert "not a regular expression" in refusal(kernel.try_run("%dist logs one --grep ["), "OptionError")
     assert "has no rank 7" in refusal(kernel.try_run("%dist logs one --rank 7"), "UserError")
     assert "close the quotation mark" in refusal(kernel.try_run("%dist show 'one"), "OptionError")
-    assert json.loads(kernel.run("%dist jobs --json").stdout)[0]["name"] in ("one", "two")
-    assert json.loads(kernel.run("%dist show one --json").stdout)["state"]["state"] == "succeeded"
+    kernel.run("listed = %dist jobs --json\nshown = %dist show one --json\nlines = %dist logs one --json")
+    assert kernel.value("listed['jobs'][0]['name']") in ("one", "two")
+    assert kernel.value("shown['state']['state']") == "succeeded" and kernel.value("isinstance(lines, list)")
     assert "there is no option --rank" in refusal(kernel.try_run("%dist plan --rank 2"), "OptionError")
     plan = kernel.run("%dist plan --ranks 3 --timeout 2h").stdout
     assert "3 ranks, backend gloo" in plan and "timeout: 2 h 00 min" in plan
@@ -277,7 +278,7 @@ def test_the_command(torchdist: Callable[..., subprocess.CompletedProcess[str]],
     assert again.returncode == 1 and "ValueError: boom" in again.stderr
     assert torchdist("attach", "fine").returncode == 0
     assert torchdist("attach", "wrong").returncode == 1
-    listed = json.loads(torchdist("jobs", "--json").stdout)
+    listed = json.loads(torchdist("jobs", "--json").stdout)["jobs"]
     assert [(job["name"], job["state"]) for job in listed] == [
         ("wrong", "failed"),
         ("wrong", "failed"),

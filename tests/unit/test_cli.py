@@ -96,7 +96,7 @@ def test_jobs_and_logs(capsys: pytest.CaptureFixture[str]) -> None:
         job.rank(1).prints("a\n")
         name = job.paths.job
         assert name in run(capsys, "jobs")[1]
-        assert json.loads(run(capsys, "jobs", "--json")[1])[0]["job"] == name
+        assert json.loads(run(capsys, "jobs", "--json")[1])["jobs"][0]["job"] == name
         assert json.loads(run(capsys, "show", name, "--json")[1])["state"]["state"] == "running"
         assert run(capsys, "logs", name)[1] == "[rank 0] a\n[rank 0] b\n[rank 1] a\n"
         assert run(capsys, "logs", name, "--rank", "0", "--tail", "1")[1] == "b\n"

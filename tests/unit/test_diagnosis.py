@@ -208,7 +208,7 @@ def test_files_packed_and_plain_and_from_a_pipe(
     path = tmp_path / "job.log.gz"
     path.write_bytes(gzip.compress(TORCHRUN.format(rank=2).encode()))
     assert main(["diagnose", str(path), "--json"]) == 0
-    [found] = json.loads(capsys.readouterr().out)
+    [found] = json.loads(capsys.readouterr().out)["findings"]
     assert (found["code"], found["rank"], found["evidence"][0]["number"]) == ("user-exception", 2, 5)
     assert main(["diagnose", str(path)]) == 0
     assert capsys.readouterr().out.startswith("fault user-exception: Rank 2 raised ValueError: bad batch")

@@ -267,7 +267,7 @@ def test_dumps_logs_and_directories_are_read(tmp_path: Path, capsys: pytest.Capt
     files = written(tmp_path, *STUCK)
     for words in (files, [str(tmp_path)]):
         assert main(["diagnose", *words, "--json"]) == 0
-        [one] = json.loads(capsys.readouterr().out)
+        [one] = json.loads(capsys.readouterr().out)["findings"]
         assert (one["code"], one["rank"]) == ("rank-stuck", 1)
     below = tmp_path / "attempt_0" / "1"
     below.mkdir(parents=True)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from jupyter_torchdist.protocol.bundle import Captured
-from jupyter_torchdist.protocol.errors import LaunchError, OptionError
+from jupyter_torchdist.protocol.errors import OptionError
 from jupyter_torchdist.protocol.events import ErrorRecord, Event
 from jupyter_torchdist.protocol.gauges import Gauges
 from jupyter_torchdist.protocol.plan import Gpu, Inventory, NodePlan, Plan, Reach
@@ -194,7 +194,7 @@ def test_a_host_has_one_row_with_its_gpus_its_clock_and_its_jobs() -> None:
     words = ("gpu1", "1 of 2 free, H200", "8", "2 MB", "5 kB", "-2.1 s", "2.13", "3.11.7 /p", "runs j")
     assert host_text.row(host, -2.1, ["j"]) == words
     assert host_text.row(host, 0.3, [])[5::3] == ("same", "ready")
-    failed = host_text.failed_row("gpu2", LaunchError("gpu2: no route", "plug it in"))
+    failed = host_text.failed_row("gpu2", "gpu2: no route", "plug it in")
     assert (failed[0], failed[-1]) == ("gpu2", "no route → plug it in")
     assert host_text.hosts_table([words, failed]).count("\n") == 2
 

@@ -26,7 +26,6 @@ from .protocol.bundle import Manifest
 from .protocol.errors import LaunchError
 from .protocol.events import ErrorRecord, Event
 from .protocol.gauges import Gauges
-from .protocol.hosts import Host
 from .protocol.paths import Home, JobPaths
 from .protocol.paths import home as default_home
 from .protocol.plan import Inventory, NodePlan, Plan
@@ -260,8 +259,11 @@ class FakeLauncher:
     def __init__(self) -> None:
         self.directory = Path(os.environ[FAKE_ENGINE])
 
-    def probe(self, hosts: Sequence[Host], environ: Mapping[str, str]) -> tuple[Inventory, ...]:
-        return LocalLauncher().probe(hosts, environ)
+    def probe(self, options: Options, environ: Mapping[str, str]) -> tuple[Inventory, ...]:
+        return LocalLauncher().probe(options, environ)
+
+    def planned(self, plan: Plan, options: Options, inventories: Sequence[Inventory]) -> Plan:
+        return plan
 
     def submit(self, plan: Plan, attempt: int) -> FakeSubmission:
         submission = FakeSubmission(self.directory, f"{plan.job}-{attempt}")

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from ..protocol.errors import JobNotFound, StoreError
 from ..protocol.paths import Home, JobPaths, runtime_dir
+from ..protocol.plan import is_open
 from ..store import catalog, jobdir, journal
 from ..store.files import private, writing
 
@@ -34,7 +35,7 @@ def holders(home: Home) -> list[Holder]:
             plan, state = jobdir.read_plan(paths), journal.state(paths)
         except (StoreError, JobNotFound):
             continue
-        if gpus := frozenset(gpu for node in plan.nodes for gpu in node.gpus):
+        if gpus := frozenset(gpu for node in plan.nodes for gpu in node.gpus if not is_open(gpu)):
             found.append(Holder(paths, gpus, frozenset(rank.pid for rank in state.ranks.values())))
     return found
 

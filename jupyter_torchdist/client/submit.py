@@ -19,10 +19,10 @@ from ..planning import software
 from ..planning.topology import make_plan
 from ..protocol import inventory
 from ..protocol.bundle import Manifest
-from ..protocol.hosts import hosts_of, known_hosts
+from ..protocol.hosts import known_hosts
 from ..protocol.paths import Home
 from ..protocol.paths import home as default_home
-from ..protocol.plan import Inventory, Plan
+from ..protocol.plan import Inventory, Plan, is_open
 from ..protocol.spec import LOCAL, PROGRAMS, SSH, JobSpec, Options
 from ..store import catalog, jobdir
 from ..store.blobs import blob_store
@@ -190,7 +190,8 @@ def _planned_anew(earlier: Plan, spec: JobSpec, home: Home) -> Plan:
 
 
 def _on_gpus(plan: Plan) -> bool:
-    return any(node.gpus for node in plan.nodes)
+    """Whether GPUs were chosen. An engine that chooses them itself gives each to one job only."""
+    return any(not is_open(gpu) for node in plan.nodes for gpu in node.gpus)
 
 
 def _free(spec: JobSpec, plan: Plan, home: Home, pool: DriverPool) -> Plan:
@@ -257,8 +258,7 @@ def _with_known_hosts(options: Options) -> Options:
 
 
 def _inventories(options: Options) -> tuple[Inventory, ...]:
-    hosts = hosts_of(options.hosts, options.host_option)
-    return registry.launcher(options.launcher).probe(hosts, {**os.environ, **chosen_variables(options)})
+    return registry.launcher(options.launcher).probe(options, {**os.environ, **chosen_variables(options)})
 
 
 def _plan(
@@ -271,4 +271,5 @@ def _plan(
         own.update(pid for holder in holders for pid in holder.pids)
         holders = []
     busy = {gpu: holder.paths.job for holder in holders for gpu in holder.gpus}
-    return make_plan(spec, inventories, busy=busy, own=own, fits=fits)
+    plan = make_plan(spec, inventories, busy=busy, own=own, fits=fits)
+    return registry.launcher(spec.options.launcher).planned(plan, spec.options, inventories)

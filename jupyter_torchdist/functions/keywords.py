@@ -32,7 +32,7 @@ def options_of(**chosen: Any) -> Options:
         elif value is not None:
             words += [f"{flag}={text}" for text in _texts(value, option.repeatable)]
     options = defaults.options(words, directory())
-    return replace(options, remote=False, hosts=(), launcher=LOCAL) if here else options
+    return replace(options, remote=False, hosts=(), nodes=None, launcher=LOCAL) if here else options
 
 
 def _texts(value: Any, repeatable: bool) -> Iterable[str]:

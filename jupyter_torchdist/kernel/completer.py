@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 from IPython.core.completer import CompletionContext, SimpleCompletion, context_matcher
 
 from ..protocol.errors import TorchDistError
+from ..protocol.options.launcher import launcher_of
+from ..protocol.options.launcher import options_of as launcher_options
 from ..protocol.options.strategy import BY_NAME, explained, options_of, strategy_of
 from ..protocol.spec import BY_FLAG, OPTIONS, Option
 from ..verbs import hosts, parse
@@ -69,7 +71,8 @@ def _settings(words: list[str]) -> list[str]:
     """The options of the line's strategy, or the values of the option that is being typed."""
     key, valued = setting(words)
     if not valued:
-        return [f"{row.name}=" for row in options_of(strategy_of(words))]
+        of_launcher = launcher_options(launcher_of(words))
+        return [*(f"{name}=" for name in of_launcher), *(f"{row.name}=" for row in options_of(strategy_of(words)))]
     row = BY_NAME.get(key)
     return list(row.choices) if row else []
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from ..protocol.hosts import Host
 from ..protocol.plan import Inventory, NodePlan, Plan
+from ..protocol.spec import Options
 from ..protocol.wire.channel import Channel
 
 if TYPE_CHECKING:
@@ -61,10 +61,18 @@ class Launcher(Protocol):
     with one channel per node (this machine, SSH) is a ``ChannelPerNode``.
     """
 
-    def probe(self, hosts: Sequence[Host], environ: Mapping[str, str]) -> tuple[Inventory, ...]:
-        """The inventories of the nodes, for a job with the variables ``environ``: one, or one for each of ``--hosts``.
+    def probe(self, options: Options, environ: Mapping[str, str]) -> tuple[Inventory, ...]:
+        """The inventories of the nodes, for a job with the variables ``environ``.
 
-        Raises ``LaunchError`` when the engine cannot be reached.
+        There is one, or one for each of ``--hosts`` or of ``--nodes``. What only the engine decides is left open:
+        names and addresses are empty, and GPUs are ``open_gpu``. Raises ``LaunchError`` when the engine cannot be
+        reached, ``OptionError`` and ``ResourceError`` for what it cannot give.
+        """
+
+    def planned(self, plan: Plan, options: Options, inventories: Sequence[Inventory]) -> Plan:
+        """The plan, made from ``inventories``, with its ``request``, which ``--plan`` shows.
+
+        Raises ``LaunchError`` when the engine refuses it.
         """
 
     def submit(self, plan: Plan, attempt: int) -> Submission:
@@ -82,6 +90,9 @@ class ChannelPerNode:
     """An engine without a queue: it is its own submission, and always running. Subclasses implement ``connect``."""
 
     token: ClassVar[dict[str, Any]] = {}
+
+    def planned(self, plan: Plan, options: Options, inventories: Sequence[Inventory]) -> Plan:
+        return plan
 
     def submit(self, plan: Plan, attempt: int) -> Self:
         return self

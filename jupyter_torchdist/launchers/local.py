@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
-from ..protocol.hosts import Host
 from ..protocol.inventory import local_inventory
 from ..protocol.plan import Inventory, NodePlan
+from ..protocol.spec import Options
 from ..protocol.wire.channel import Channel
 from ..protocol.wire.connect import connect_agent
 from .base import ChannelPerNode
@@ -16,7 +16,7 @@ from .base import ChannelPerNode
 class LocalLauncher(ChannelPerNode):
     """The only node is this machine, which sees the job directory itself."""
 
-    def probe(self, hosts: Sequence[Host], environ: Mapping[str, str]) -> tuple[Inventory, ...]:
+    def probe(self, options: Options, environ: Mapping[str, str]) -> tuple[Inventory, ...]:
         return (local_inventory(environ),)
 
     def connect(self, node: NodePlan) -> Channel:

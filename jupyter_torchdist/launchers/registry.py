@@ -6,12 +6,14 @@ from collections.abc import Callable
 from importlib.metadata import EntryPoint, entry_points
 
 from ..protocol.errors import LaunchError, OptionError
+from ..protocol.options.launcher import SLURM
 from ..protocol.spec import LOCAL, SSH
 from .base import Launcher
 from .local import LocalLauncher
+from .slurm import SlurmLauncher
 from .ssh import SshLauncher
 
-_OURS: dict[str, Callable[[], Launcher]] = {LOCAL: LocalLauncher, SSH: SshLauncher}
+_OURS: dict[str, Callable[[], Launcher]] = {LOCAL: LocalLauncher, SSH: SshLauncher, SLURM: SlurmLauncher}
 
 GROUP = "jupyter_torchdist.launchers"
 

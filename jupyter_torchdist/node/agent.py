@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..protocol import inventory
+from ..protocol import codec, inventory
 from ..protocol.disk import in_words
 from ..protocol.errors import ChannelError
 from ..protocol.paths import JobPaths, safe_name, scratch_dir
@@ -34,7 +34,7 @@ from .file_watch import Changes
 from .gauges import GaugeWatch
 from .nodejob import NodeJob
 from .orphans import Orphans
-from .replica import Incoming, discard, prepare, replica, replica_blobs, replica_paths, trust_replica
+from .replica import Incoming, discard, prepare, replica, replica_blobs, replica_paths, trust_replica, write_private
 from .routes import addresses, with_route
 from .starts import Starts
 from .tail import Shipment
@@ -336,7 +336,9 @@ class Agent:
             assignment = replace(assignment, job_root=str(paths.root), blobs=str(blobs))
             if peer.login:
                 world = assignment.world.after_login(peer.login.environ, peer.login.python)
-                assignment = replace(assignment, world=world, plan=with_route(assignment))
+                assignment = replace(assignment, world=world)
+                assignment = replace(assignment, plan=with_route(assignment))
+                write_private(paths.plan, codec.dumps(assignment.plan.to_json()).encode("ascii"))
         if self._ended_early.get(name) == assignment.attempt:
             peer.channel.send({"type": "ended", "job": name, "attempt": assignment.attempt})
             return

@@ -11,9 +11,16 @@ import selectors
 import sys
 
 from ..protocol import inventory
+from ..protocol.paths import runtime_dir
 from ..protocol.process import JOB_TOKEN
 from ..protocol.wire import frames
 from ..protocol.wire.connect import connect_agent
+
+ENVIRON = "environ"
+"""A file in the runtime directory: the environment of the process that an engine started here, as in ``/proc``."""
+
+OF_ENGINES = ("SLURM", "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL")
+"""Beginnings of variables that an engine sets for what it starts on a node."""
 
 ROOM = 4 * 1024 * 1024
 """Bytes that wait for the slower side. With more, the faster side is not read."""
@@ -52,7 +59,7 @@ class _Copy:
 def main() -> None:
     """Copy in both directions until one side closes."""
     agent = connect_agent(sys.executable).detach()
-    environ = {name: value for name, value in os.environ.items() if name != JOB_TOKEN}
+    environ = {name: value for name, value in _environ().items() if name != JOB_TOKEN}
     here = {"python": sys.executable, "release": sys.version.split()[0], "path": sys.path}
     here["torch"] = inventory.installed("torch")
     login = frames.encode({"type": "login", "environ": environ, **here})
@@ -67,6 +74,17 @@ def main() -> None:
                 break
         for copy in copies:  # the last words of the side that closed
             copy.write()
+
+
+def _environ() -> dict[str, str]:
+    """Of this login. What an engine says of its node is that of the process that it started there for the job."""
+    given = runtime_dir() / ENVIRON
+    if not given.exists():
+        return dict(os.environ)
+    pairs = (item.partition("=") for item in os.fsdecode(given.read_bytes()).split("\0"))
+    of_engine = {name: value for name, _, value in pairs if name.startswith(OF_ENGINES)}
+    own = {name: value for name, value in os.environ.items() if not name.startswith(OF_ENGINES)}
+    return own | of_engine
 
 
 def _watch(selector: selectors.BaseSelector, copies: tuple[_Copy, ...]) -> None:

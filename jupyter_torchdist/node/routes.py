@@ -10,7 +10,8 @@ import struct
 from collections.abc import Mapping
 from dataclasses import replace
 
-from ..protocol.plan import Plan
+from ..protocol.inventory import gpus, visible
+from ..protocol.plan import NodePlan, Plan, is_open
 from ..protocol.wire.assignment import Assignment
 
 _SIOCGIFADDR = 0x8915
@@ -47,19 +48,40 @@ def route_to(address: str) -> tuple[str, str]:
 
 
 def addresses(environ: Mapping[str, str]) -> list[str]:
-    """Our addresses for other nodes; first that over which the login with this environment came (sshd(8))."""
+    """Our addresses for other nodes; first that over which the login with this environment came.
+
+    SSH tells it (sshd(8)). Of a node of Slurm it is what the node's name means.
+    """
     own = interfaces()
     came = environ.get("SSH_CONNECTION", "").split()[2:3]
+    if name := environ.get("SLURMD_NODENAME"):
+        with contextlib.suppress(OSError):
+            came = [str(found[4][0]) for found in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)]
     return list(dict.fromkeys([*(address for address in came if address in own), *own]))
 
 
 def with_route(assignment: Assignment) -> Plan:
-    """The plan with our own address and interface, where it leaves them open. Raises ``OSError``: no route."""
+    """The plan with our own address, interface and GPUs, where it leaves them open.
+
+    Raises ``OSError``: no route, or fewer GPUs than ranks.
+    """
     node = assignment.node_plan()
-    if node.interface:
-        return assignment.plan
-    towards = assignment.rendezvous[0] if assignment.rendezvous else node.address
-    address, interface = route_to(towards)
-    found = replace(node, address=address, interface=interface)
+    environ = assignment.world.environ
+    found = replace(node, gpus=_given(node, environ))
+    if not node.interface:
+        towards = assignment.rendezvous[0] if assignment.rendezvous else node.address
+        address, interface = route_to(towards or next(iter(addresses(environ)), "127.0.0.1"))
+        found = replace(found, address=address, interface=interface)
     nodes = tuple(found if one.name == node.name else one for one in assignment.plan.nodes)
     return replace(assignment.plan, nodes=nodes)
+
+
+def _given(node: NodePlan, environ: Mapping[str, str]) -> tuple[str, ...]:
+    """The GPUs of the node's ranks: for those that were left to the engine, what it made visible here."""
+    if not any(map(is_open, node.gpus)):
+        return node.gpus
+    allowed = environ.get("CUDA_VISIBLE_DEVICES")
+    found = [gpu.uuid for gpu in visible(gpus(), allowed)] or list(filter(None, (allowed or "").split(",")))
+    if len(found) < len(node.gpus):
+        raise OSError(f"the engine gave {len(found)} GPUs, and {len(node.gpus)} ranks need one each")
+    return tuple(found[: len(node.gpus)])

@@ -13,6 +13,7 @@ from typing import Any
 
 from ..protocol.errors import OptionError
 from ..protocol.hosts import KEYS
+from ..protocol.options.launcher import of_a_launcher
 from ..protocol.options.strategy import options_of
 from ..protocol.spec import BY_FLAG, OPTIONS, Options, parse_options
 from . import accelerate_config
@@ -70,12 +71,13 @@ def over(words: str | Sequence[str], defaults: Options) -> Options:
 def _for_another(strategy: str, defaults: Options) -> Options:
     """``defaults`` without options that ``strategy`` does not have; ``none`` has no options."""
     if strategy == "none":
-        return replace(defaults, **{name: getattr(Options(), name) for name in _OF_A_STRATEGY})
+        stays = tuple(text for text in defaults.option if of_a_launcher(text))
+        return replace(defaults, **{**{name: getattr(Options(), name) for name in _OF_A_STRATEGY}, "option": stays})
     own = {row.name for row in options_of(strategy)}
     names = {text: text.partition("=")[0].replace("-", "_") for text in defaults.option}
-    left = sorted({name for name in names.values() if name not in own})
+    left = sorted({name for name in names.values() if name not in own and not of_a_launcher(name)})
     said = (f"{', '.join(left)}: not used, as {strategy} has no such option",) if left else ()
-    kept = tuple(text for text in defaults.option if names[text] in own)
+    kept = tuple(text for text in defaults.option if names[text] in own or of_a_launcher(text))
     return replace(defaults, option=kept, remarks=(*defaults.remarks, *said))
 
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..protocol.errors import OptionError
-from ..protocol.options.strategy import BY_NAME, convert
+from ..protocol.options.launcher import without_launcher
+from ..protocol.options.strategy import BY_NAME, REFUSED, convert
 from ..protocol.plan import Gpu, NodePlan
 from ..protocol.spec import Options
 from ..protocol.strategy import DIMENSIONS, StrategyPlan
@@ -50,6 +51,8 @@ def plan_strategy(
     other or the number of ranks.
     """
     name = options.strategy or "none"
+    known = set(BY_NAME) | set(REFUSED)
+    options = replace(options, option=without_launcher(options, known))
     if name == "none":
         return _none(options)
     if options.resume and not options.checkpoint:

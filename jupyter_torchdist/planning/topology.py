@@ -116,7 +116,7 @@ def _nodes(
 
 
 def _address(inventory: Inventory) -> str:
-    if not inventory.addresses:
+    if not inventory.addresses:  # an engine that leaves it open has an empty one
         raise ResourceError(
             f"{inventory.host} has no address that other hosts could reach, only loopback",
             "name a host with a network first in --hosts",

@@ -87,6 +87,11 @@ def hosts_of(entries: Sequence[str], settings: Sequence[str]) -> tuple[Host, ...
     return hosts
 
 
+def settings_of_all(settings: Sequence[str]) -> Reach:
+    """The settings without a host's name, for nodes whose names are not known."""
+    return _reach("", dict(text.split("=", 1) for text in settings))
+
+
 def known_hosts(settings: Sequence[str]) -> tuple[str, ...]:
     """The entries of all groups, and the hosts that have settings: all hosts that ``torchdist.toml`` names."""
     table = dict(text.split("=", 1) for text in settings)

@@ -31,6 +31,19 @@ class Gpu:
         return any(words[index : index + len(wanted)] == wanted for index in range(len(words)))
 
 
+_OPEN = "any-"
+
+
+def open_gpu(index: int, kind: str = "gpu") -> Gpu:
+    """A GPU of this kind that the engine will choose: the one at place ``index`` of those that it gives on a node."""
+    return Gpu(uuid=f"{_OPEN}{kind}-{index}", index=index, name=kind, memory=0, memory_used=0)
+
+
+def is_open(gpu: str) -> bool:
+    """Whether the UUID is one of ``open_gpu``."""
+    return gpu.startswith(_OPEN)
+
+
 @dataclass(frozen=True)
 class Reach(Record):
     """How an interpreter is started on a host that ``ssh`` reaches. All is empty for this machine."""
@@ -132,6 +145,10 @@ class Plan(Record):
     """Seconds that ranks on hosts go on without the driver."""
     asked: float = 0.0
     """Seconds that the question to the hosts took."""
+    request: str = ""
+    """What the engine is sent, such as a batch script; empty where the driver starts everything itself."""
+    allocation: str = ""
+    """Of the engine, in which the job runs, such as the id of a Slurm job; empty: a new one."""
 
     def node_of(self, rank: int) -> NodePlan:
         """The node of ``rank``. Raises ``KeyError`` for a rank outside the plan."""

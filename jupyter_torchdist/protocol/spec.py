@@ -31,6 +31,7 @@ class Options(Record):
     gpu_type: str | None = None
     remote: bool = False
     ranks: int | None = None
+    nodes: int | None = None
     launcher: str = LOCAL
     hosts: tuple[str, ...] = ()
     host_option: tuple[str, ...] = ()
@@ -215,9 +216,8 @@ OPTIONS: tuple[Option, ...] = (
     Option("--gpus", "where", "N", "GPU ranks in all, one a GPU (default: every free GPU)", _count),
     Option("--gpu-type", "where", "NAME", "only GPUs of this name, such as A10 or h100_80gb", _gpu_type),
     Option("--ranks", "where", "N", "CPU ranks, on Gloo", _count),
-    Option(
-        "--hosts", "where", "A,B:4", "hosts that ssh reaches, each with all its GPUs or with N of them", parse_hosts
-    ),
+    Option("--hosts", "where", "A,B:4", "hosts that ssh reaches, each with all its GPUs or N of them", parse_hosts),
+    Option("--nodes", "where", "N", "as many nodes of an engine such as --launcher slurm (default: 1)", _count),
     Option("--remote", "where", "", "on as few as will do of --hosts, else of the hosts in torchdist.toml"),
     Option(
         "--host-option",
@@ -262,9 +262,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("--exclude", "data", "NAME", "names to leave behind in the notebook", _names, repeatable=True),
     Option("--background", "life", "", "return at once with the job", short="--detach"),
     Option("--name", "life", "TEXT", "a name for the job", _title),
-    Option(
-        "--restarts", "life", "N", "start all ranks again when one has failed, at most N times (default: 0)", _number
-    ),
+    Option("--restarts", "life", "N", "start all ranks again after a failure, at most N times (default: 0)", _number),
     Option("--timeout", "life", "TIME", "end the job after 90, 30s, 10m, 2h, 1d", _seconds),
     Option("--grace", "life", "TIME", "how long ranks may take to end after an interrupt (default: 5s)", _seconds),
     Option(
@@ -322,6 +320,10 @@ def parse_options(line: str | Sequence[str], defaults: Options | None = None) ->
         options = replace(options, launcher=SSH)
     if options.hosts and options.launcher == LOCAL:
         raise OptionError("--launcher local runs on this machine only", "leave --launcher out, or --hosts")
+    if options.nodes is not None and options.launcher in (LOCAL, SSH):
+        raise OptionError(
+            "--nodes is for an engine that gives nodes", "add --launcher slurm, or name nodes with --hosts"
+        )
     if options.gpu_type is not None and options.ranks is not None:
         raise OptionError("--gpu-type is for GPU ranks, --ranks for CPU ranks", "use --gpus N, or leave one out")
     if options.stall_kill and not options.stall:

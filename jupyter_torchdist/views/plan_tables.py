@@ -9,7 +9,7 @@ from ..protocol.bundle import Captured
 from ..protocol.memory import MemoryPlan
 from ..protocol.plan import Inventory, NodePlan, Plan
 from ..protocol.strategy import DIMENSIONS, StrategyPlan
-from .wording import count, duration, runs, size, table
+from .wording import count, duration, indent, runs, size, table
 
 
 def receipt_table(receipt: Sequence[Captured]) -> str:
@@ -46,13 +46,16 @@ def plan_table(plan: Plan) -> str:
     if plan.env_names:
         facts.append(f"environment: {', '.join(plan.env_names)}")
     facts[1:1] = strategy_lines(plan.strategy)
-    return "\n".join([*facts, table(("HOST", "RANKS", "ADDRESS", "DEVICES", "PYTHON"), rows)])
+    request = ["", "sent to the launcher:", indent(plan.request)] if plan.request else []
+    return "\n".join([*facts, table(("HOST", "RANKS", "ADDRESS", "DEVICES", "PYTHON"), rows), *request])
 
 
 def _address(node: NodePlan, plan: Plan) -> str:
     """A host finds its own address by the route to the first one."""
     known = f"{node.address} ({node.interface})" if node.interface else node.address
-    return known or f"towards {plan.nodes[0].called}"
+    if known:
+        return known
+    return "its own" if node is plan.nodes[0] else f"towards {plan.nodes[0].called}"
 
 
 def strategy_lines(strategy: StrategyPlan) -> list[str]:

@@ -174,6 +174,7 @@ export interface Options {
   gpu_type: string | null;
   remote: boolean;
   ranks: number | null;
+  nodes: number | null;
   launcher: string;
   hosts: string[];
   /** Settings of hosts (`protocol/hosts.py`), first from a file, then from the option line. */
@@ -322,6 +323,10 @@ export interface Plan {
   lease: number;
   /** Seconds that the question to the hosts took. */
   asked: number;
+  /** What the engine is sent, such as a batch script; empty where the driver starts everything itself. */
+  request: string;
+  /** Of the engine, in which the job runs, such as the id of a Slurm job; empty: a new one. */
+  allocation: string;
 }
 
 /** One line of the receipt: a name, its kind and description, its size (bytes), and the line that needs it. */

@@ -140,7 +140,9 @@ export const PLAN: Plan = {
   restarts: 0,
   virtual_local_rank: false,
   lease: 43200,
-  asked: 0
+  asked: 0,
+  request: '',
+  allocation: ''
 };
 
 export function hello(state: JobState, more: Record<string, unknown> = {}): Record<string, unknown> {

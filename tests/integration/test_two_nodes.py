@@ -11,7 +11,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,6 @@ from jupyter_torchdist.driver.run import Driver
 from jupyter_torchdist.launchers.base import ChannelPerNode
 from jupyter_torchdist.planning.topology import make_plan
 from jupyter_torchdist.protocol.gauges import Gauges
-from jupyter_torchdist.protocol.hosts import Host
 from jupyter_torchdist.protocol.inventory import local_inventory
 from jupyter_torchdist.protocol.paths import Home, JobPaths
 from jupyter_torchdist.protocol.plan import Inventory, NodePlan
@@ -52,7 +51,7 @@ class TwoNodes(ChannelPerNode):
         root = self._directory / node
         return {**os.environ, "TORCHDIST_RUNTIME_DIR": str(root / "r"), "TORCHDIST_SCRATCH": str(root / "scratch")}
 
-    def probe(self, hosts: Sequence[Host], environ: Mapping[str, str]) -> tuple[Inventory, ...]:
+    def probe(self, options: Options, environ: Mapping[str, str]) -> tuple[Inventory, ...]:
         return (local_inventory(environ),)
 
     def connect(self, node: NodePlan) -> Channel:

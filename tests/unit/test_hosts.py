@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from jupyter_torchdist.launchers.ssh.code import code
-from jupyter_torchdist.launchers.ssh.connection import remote_command
+from jupyter_torchdist.launchers.booted import remote_command
+from jupyter_torchdist.launchers.code import code
 from jupyter_torchdist.planning.configuration import configured, words_of
 from jupyter_torchdist.planning.placing import places
 from jupyter_torchdist.planning.topology import make_plan

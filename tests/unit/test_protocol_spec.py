@@ -19,7 +19,7 @@ FEW = settings(max_examples=50, deadline=None)
 
 LINE = (
     "--ranks 3 --hosts a,b:2 --host-option a.python=/p "
-    "--launcher slurm --remote --restarts 2 --backend gloo --numa-binding node --out a,b --collect all "
+    "--launcher slurm --nodes 2 --remote --restarts 2 --backend gloo --numa-binding node --out a,b --collect all "
     "--include z --exclude big --exclude x,y --background "
     "--strategy fsdp+tp -O tp=2 --option cpu_offload=1 --config c.yaml --precision bf16 --compile "
     "--activation-checkpointing --grad-accumulation 4 --verify 20 --checkpoint ckpt --resume "
@@ -43,6 +43,7 @@ ALL = Options(
     hosts=("a", "b:2"),
     host_option=("a.python=/p",),
     launcher="slurm",
+    nodes=2,
     remote=True,
     restarts=2,
     collect="all",
@@ -96,7 +97,7 @@ def test_options_of_the_strategy_add_to_those_of_files() -> None:
         ("--gpu 2", "no option --gpu", "did you mean --gpus?"),
         ("--backgruond", "no option --backgruond", "did you mean --background?"),
         ("--zzzz", "no option --zzzz", "--help"),
-        ("--nonsense", "no option --nonsense", "--help"),  # its dashes alone are like those of another one
+        ("--quirk", "no option --quirk", "--help"),  # its dashes alone are like those of another one
         ("2", "'2' is not an option", "begin with --"),
         ("--fresh=1", "takes no value", "--fresh alone"),
         ("--collect rank1", "one of rank0, all; did you mean rank0?", "--collect"),

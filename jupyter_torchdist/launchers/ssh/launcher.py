@@ -12,9 +12,10 @@ from dataclasses import replace
 from typing import Any
 
 from ...protocol.errors import ChannelError, LaunchError
-from ...protocol.hosts import Host
+from ...protocol.hosts import Host, hosts_of
 from ...protocol.plan import Inventory, NodePlan
 from ...protocol.process import ProcessId
+from ...protocol.spec import Options
 from ...protocol.wire import messages
 from ...protocol.wire.channel import Channel
 from ..base import ChannelPerNode
@@ -37,7 +38,8 @@ class SshLauncher(ChannelPerNode):
         self._connected: set[str] = set()
         """Nodes that ``connect`` was called for."""
 
-    def probe(self, hosts: Sequence[Host], environ: Mapping[str, str]) -> tuple[Inventory, ...]:
+    def probe(self, options: Options, environ: Mapping[str, str]) -> tuple[Inventory, ...]:
+        hosts = hosts_of(options.hosts, options.host_option)
         if not hosts:
             raise LaunchError("--launcher ssh needs hosts", "write --hosts HOST,HOST")
         return probe(hosts)

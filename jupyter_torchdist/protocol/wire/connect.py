@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import os
+import shlex
 import socket
 import subprocess
 import time
 from pathlib import Path
 
 from ..errors import LaunchError
-from ..paths import make_private
+from ..paths import make_private, runtime_dir
 from ..process import JOB_TOKEN
 from ..version import agent_directory
 
 _START_SECONDS = 20.0
+
+HOLDER = "start"
+"""A pipe in the runtime directory. Whatever reads it runs each line in the shell: a process that the engine started.
+
+So the agent, and all that it starts, belong to the engine's job, and not to the connection that asked for the agent.
+"""
+
+_AGAIN_SECONDS = 5.0
+"""When a process that the engine started has not started an agent in this time, it is asked again."""
 
 
 def connect_agent(python: str) -> socket.socket:
@@ -22,6 +32,7 @@ def connect_agent(python: str) -> socket.socket:
     path = str(directory / "agent.sock")
     deadline = time.monotonic() + _START_SECONDS
     process: subprocess.Popen[bytes] | None = None
+    again = 0.0
     while True:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         connection.settimeout(_START_SECONDS)
@@ -38,12 +49,14 @@ def connect_agent(python: str) -> socket.socket:
                     f"its log is {directory / 'agent.log'}; $TORCHDIST_RUNTIME_DIR names another directory",
                 ) from error
             # An agent that ended at once found the lock of another agent, which listens soon, or has ended, too.
-            if process is None or process.poll() is not None:
-                process = _start(python, directory)
+            ended = process is not None and process.poll() is not None
+            if ended or (process is None and time.monotonic() > again):
+                process, again = _start(python, directory), time.monotonic() + _AGAIN_SECONDS
             time.sleep(0.005)
 
 
-def _start(python: str, directory: Path) -> subprocess.Popen[bytes]:
+def _start(python: str, directory: Path) -> subprocess.Popen[bytes] | None:
+    """None: the agent is not our child, because the engine must know it (see ``HOLDER``)."""
     try:
         make_private(directory.parent)
         make_private(directory)
@@ -53,9 +66,15 @@ def _start(python: str, directory: Path) -> subprocess.Popen[bytes]:
             f"{directory} cannot be used for this machine's agent: {error.strerror or error}",
             "set $TORCHDIST_RUNTIME_DIR to a directory of your own on a local disk",
         ) from error
+    command = [python, "-m", "jupyter_torchdist.node", "agent", str(directory)]
     try:
+        if (holder := runtime_dir() / HOLDER).exists():
+            path = f"PYTHONPATH={shlex.quote(os.environ.get('PYTHONPATH', ''))}"
+            into = f"</dev/null >>{shlex.quote(str(directory / 'agent.log'))} 2>&1"
+            _tell(holder, f"cd /; {path} exec {shlex.join(command)} {into}\n")
+            return None
         return subprocess.Popen(
-            [python, "-m", "jupyter_torchdist.node", "agent", str(directory)],
+            command,
             cwd="/",
             # An agent started inside a rank must not end with the rank's job.
             env={name: value for name, value in os.environ.items() if name != JOB_TOKEN},
@@ -66,3 +85,15 @@ def _start(python: str, directory: Path) -> subprocess.Popen[bytes]:
         )
     finally:
         os.close(log)
+
+
+def _tell(pipe: Path, line: str) -> None:
+    """Raises ``LaunchError`` when nobody reads."""
+    try:
+        fd = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
+        try:
+            os.write(fd, line.encode())
+        finally:
+            os.close(fd)
+    except OSError as error:
+        raise LaunchError(f"the engine's process at {pipe} does not answer ({error.strerror})") from error

@@ -11,7 +11,7 @@ from functools import cached_property, lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 
-from ...protocol.version import NODE_ROOMS
+from ..protocol.version import NODE_ROOMS
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ def code() -> Code:
 
 
 def _files() -> Iterator[tuple[str, Path]]:
-    ours = Path(__file__).resolve().parents[2]
+    ours = Path(__file__).resolve().parents[1]
     yield from ((f"{ours.name}/{file.name}", file) for file in ours.glob("*.py"))
     for folder in (*(ours / room for room in NODE_ROOMS), _folder_of("cloudpickle")):
         for file in folder.rglob("*.py"):

@@ -1,0 +1,206 @@
+"""``--launcher slurm``: what the cluster has, the request, the submission."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ...protocol.errors import LaunchError, OptionError, ResourceError
+from ...protocol.hosts import settings_of_all
+from ...protocol.options.launcher import launcher_values
+from ...protocol.plan import Inventory, Plan, open_gpu
+from ...protocol.spec import Options
+from . import commands
+from .script import batch_script, job_name, step_command
+from .submission import SlurmSubmission, StepSubmission, expanded
+
+_CAUSES = (
+    ("partition", "partition", "`sinfo -s` lists the partitions"),
+    ("account|association", "account", "`sacctmgr show associations user=$USER` lists your accounts"),
+    ("qos", "qos", "`sacctmgr show qos` lists them"),
+    ("time limit", "time", "`sinfo -o '%P %l'` shows the limit of each partition"),
+    ("feature", "constraint", "`sinfo -o '%N %f'` lists the features of the nodes"),
+    ("reservation", "reservation", "`scontrol show reservations` lists them"),
+    ("memory", "mem", "`sinfo -o '%N %m'` shows the memory of the nodes, in MiB"),
+    ("generic resource|gres", "gpus-per-node", "`sinfo -o '%N %G'` shows the GPUs of the nodes"),
+    ("invalid node name", "nodelist", "`sinfo -N` lists the nodes"),
+    ("cpu|processors", "cpus-per-task", "`sinfo -o '%N %c'` shows the cores of the nodes"),
+    ("node", "nodes", "`sinfo -o '%P %D %N %c %m %G'` shows what each partition has"),
+)
+"""A pattern of Slurm's words, the option of sbatch that it is about, and where to look."""
+
+
+@dataclass(frozen=True)
+class Node:
+    """What one node of a partition, or of an allocation, has."""
+
+    name: str
+    cores: int
+    gpus: int
+    kind: str = "gpu"
+    """Of its GPUs, as the administrator named it."""
+
+
+class SlurmLauncher:
+    """One agent on each node, in a new allocation or in the one that the notebook is in."""
+
+    def probe(self, options: Options, environ: Mapping[str, str]) -> tuple[Inventory, ...]:
+        commands.check()
+        if options.hosts:
+            raise OptionError("--launcher slurm: Slurm chooses the nodes", "use -O nodelist=NODE,… instead of --hosts")
+        values = launcher_values(options)
+        _check_time(options, values)
+        allocation = _allocation(values, environ)
+        nodes = _of_allocation(allocation) if allocation else _of_partition(values, options)
+        where = f"allocation {allocation}" if allocation else _partition(values)
+        count = options.nodes or (len(nodes) if allocation else 1)
+        if count > len(nodes):
+            raise ResourceError(f"--nodes {count}: {where} has {_nodes(len(nodes))}", f"--nodes {len(nodes)}")
+        nodes = nodes[:count]
+        _check_gpus(options, nodes, where)
+        return tuple(
+            Inventory(
+                host=node.name if allocation else "",
+                cores=node.cores if allocation else _cores(node, options, values, count),
+                memory=0,
+                gpus=tuple(open_gpu(index, node.kind) for index in range(node.gpus)),
+                numactl=True,
+                addresses=("",),
+                reach=settings_of_all(options.host_option),
+            )
+            for node in nodes
+        )
+
+    def planned(self, plan: Plan, options: Options, inventories: Sequence[Inventory]) -> Plan:
+        cpus = max(inventory.cores for inventory in inventories)
+        if inventories[0].host:
+            allocation = _allocation(launcher_values(options), commands.inherited())
+            return replace(plan, allocation=allocation, request=step_command(plan, allocation, cpus))
+        plan = replace(plan, request=batch_script(plan, options, cpus))
+        _send(plan.request, "--test-only")
+        return plan
+
+    def submit(self, plan: Plan, attempt: int) -> SlurmSubmission:
+        if plan.allocation:
+            return StepSubmission.start(plan, attempt)
+        return SlurmSubmission(plan, _send(plan.request, "--parsable").partition(";")[0])
+
+    def attach(self, plan: Plan, token: Mapping[str, Any]) -> SlurmSubmission:
+        if plan.allocation:
+            return StepSubmission.find(plan, token)
+        job = (
+            token.get("job")
+            or commands.run("squeue", "--noheader", f"--name={job_name(plan.job)}", "--sort=-i", "-o", "%A").partition(
+                "\n"
+            )[0]
+        )
+        if not job:
+            raise LaunchError(f"Slurm has no job {job_name(plan.job)}", "run the cell again")
+        return SlurmSubmission(plan, job)
+
+
+def _allocation(values: Mapping[str, Any], environ: Mapping[str, str]) -> str:
+    """In which the job runs; empty for a new one. Raises ``OptionError`` for options of a new one inside another."""
+    chosen = values.get("allocation", "")
+    allocation = "" if chosen == "new" else chosen or environ.get("SLURM_JOB_ID", "")
+    wrong = [name for name in values if name != "allocation"]
+    if allocation and wrong:
+        raise OptionError(
+            f"-O {wrong[0]} is for a new allocation, and this job runs inside allocation {allocation}",
+            f"leave -O {wrong[0]} out, or add -O allocation=new",
+        )
+    return allocation
+
+
+def _of_allocation(job: str) -> list[Node]:
+    """Raises ``LaunchError`` when it does not run."""
+    said = commands.run("scontrol", "show", "job", job, "--oneliner")
+    facts = dict(word.split("=", 1) for word in said.split() if "=" in word)
+    if facts.get("JobState") != "RUNNING":
+        raise LaunchError(
+            f"allocation {job} does not run: {facts.get('JobState')}", "-O allocation=new asks for a new one"
+        )
+    names = expanded(facts["NodeList"])
+    resources = facts.get("AllocTRES") or facts.get("TRES", "")
+    found = re.search(r"gres/gpu=(\d+)", resources)
+    gpus = int(found[1]) // len(names) if found else 0
+    return [Node(name, int(facts["NumCPUs"]) // len(names), gpus) for name in names]
+
+
+def _of_partition(values: Mapping[str, Any], options: Options) -> list[Node]:
+    """Those with the most GPUs of the wanted kind first. Raises ``LaunchError`` when there is no such partition."""
+    which = [f"--partition={values['partition']}"] if "partition" in values else []
+    said = commands.run("sinfo", "--noheader", "--Node", *which, "-o", "%N|%c|%G|%P")
+    rows = [line.split("|") for line in said.splitlines()]
+    if not which and (default := [row for row in rows if row[3].endswith("*")]):
+        rows = default
+    if not rows:
+        raise LaunchError(f"{_partition(values)} has no nodes, or there is none of this name", "`sinfo -s` lists them")
+    nodes = [_node(name, cores, gres, options.gpu_type) for name, cores, gres, _ in rows]
+    return sorted({node.name: node for node in nodes}.values(), key=lambda node: -node.gpus)
+
+
+def _node(name: str, cores: str, gres: str, kind: str | None) -> Node:
+    """``gpu:a100:8(S:0-1),gpu:t4:2`` are GPUs of two kinds."""
+    found = [(one[1] or "gpu", int(one[2])) for one in re.finditer(r"gpu(?::([\w.-]*[A-Za-z_][\w.-]*))?:(\d+)", gres)]
+    fits = [(named, count) for named, count in found if kind is None or open_gpu(0, named).is_a(kind)]
+    named, count = max(fits or found or [("gpu", 0)], key=lambda one: one[1])
+    return Node(name, int(cores.rstrip("+")), count, named)
+
+
+def _cores(node: Node, options: Options, values: Mapping[str, Any], nodes: int) -> int:
+    """That are asked for on a node."""
+    if "cpus" in values:
+        return int(values["cpus"])
+    if values.get("exclusive"):
+        return node.cores
+    if options.ranks is not None:
+        return min(node.cores, -(-options.ranks // nodes))
+    each = node.gpus if options.gpus is None else -(-options.gpus // nodes)
+    return max(1, node.cores * each // max(1, node.gpus))
+
+
+def _check_time(options: Options, values: Mapping[str, Any]) -> None:
+    if "time" in values and values["time"] <= 2 * options.grace:
+        raise OptionError(
+            f"-O time: a time limit of {values['time']} s leaves no time before the end for --grace {options.grace:g}s",
+            "ask for more time, or a shorter --grace",
+        )
+
+
+def _check_gpus(options: Options, nodes: Sequence[Node], where: str) -> None:
+    if options.ranks is not None:
+        return
+    have = sum(node.gpus for node in nodes)
+    if not have:
+        raise ResourceError(
+            f"the nodes of {where} have no GPUs", "-O partition=NAME names another, or --ranks N for CPU ranks"
+        )
+    if options.gpus is not None and options.gpus > have:
+        each = f"{nodes[0].gpus} each" if len(nodes) > 1 else str(nodes[0].gpus)
+        raise ResourceError(
+            f"--gpus {options.gpus}: {_nodes(len(nodes))} of {where} {'have' if len(nodes) > 1 else 'has'} {each}",
+            f"--gpus {have}, or --nodes {-(-options.gpus // max(1, nodes[0].gpus))}",
+        )
+
+
+def _partition(values: Mapping[str, Any]) -> str:
+    return f"partition {values['partition']}" if "partition" in values else "the default partition"
+
+
+def _nodes(count: int) -> str:
+    return f"{count} node" if count == 1 else f"{count} nodes"
+
+
+def _send(script: str, how: str) -> str:
+    """What sbatch says. Raises ``LaunchError`` with its words, the line of the script, and where to look."""
+    try:
+        return commands.run("sbatch", how, text=script)
+    except LaunchError as error:
+        for pattern, option, look in _CAUSES:
+            line = next((line for line in script.splitlines() if line.startswith(f"#SBATCH --{option}=")), "")
+            if line and re.search(pattern, error.message, re.IGNORECASE):
+                raise LaunchError(f"Slurm refuses {line}: {error.message}", look) from None
+        raise LaunchError(f"Slurm refuses the job: {error.message}", error.hint) from None

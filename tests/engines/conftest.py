@@ -1,0 +1,70 @@
+"""Engines of this machine, each for the session. After a test its queue is empty, and nothing runs on its nodes."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from jupyter_torchdist.client.drivers import DriverPool
+from tests.cluster import hosts, node_python
+from tests.cluster.cluster import Cluster
+from tests.engines import slurm as slurms
+from tests.engines.slurm import Slurm
+from tests.lacking import lacking
+from tests.leaks import wait_until
+
+
+@pytest.fixture(scope="session")
+def controller(tmp_path_factory: pytest.TempPathFactory, lasting: set[int]) -> Iterator[Slurm]:
+    """Slurm with two nodes, which are hosts of a bed: they have a Python with torch, and nothing of ours."""
+    if why := hosts.refused():
+        pytest.skip(f"no hosts on this machine: {why}")
+    if missing := [*hosts.missing_programs(), *slurms.missing_programs()]:
+        lacking(f"no {', '.join(missing)} here: make engines")
+    python = node_python.make(tmp_path_factory.mktemp("node") / "python")
+    shared = Path(tempfile.mkdtemp(prefix="slurm-", dir="/tmp"))  # a socket's path is short
+    bed = Cluster.up(tmp_path_factory.mktemp("bed"), 2, python=python, shared=[shared])
+    lasting.add(bed.keeper)
+    made = Slurm(bed, shared)
+    try:
+        made.up()
+        yield made
+    finally:
+        made.down()
+        bed.down()
+        shutil.rmtree(shared, ignore_errors=True)
+
+
+@pytest.fixture
+def slurm(controller: Slurm, home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Slurm]:
+    """Kernels, drivers and commands of the test find Slurm's commands, which know the controller."""
+    monkeypatch.setenv("SLURM_CONF", str(controller.conf))
+    yield controller
+    left: list[str] = []
+
+    def nothing_left() -> bool:
+        left[:] = [*controller.queue(), *(line for node in controller.bed.nodes for line in controller.left_on(node))]
+        return not left
+
+    wait_until(nothing_left, timeout=15)
+    controller.clear()
+    assert not left, "the test left behind:\n  " + "\n  ".join(left)
+
+
+@pytest.fixture
+def pool(slurm: Slurm) -> Iterator[DriverPool]:
+    """Drivers that know Slurm."""
+    drivers = DriverPool()
+    yield drivers
+    drivers.close()
+
+
+@pytest.fixture
+def no_slurm(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A PATH without Slurm's commands."""
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.path.dirname(shutil.which('true') or '')}/nowhere")

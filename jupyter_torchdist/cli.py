@@ -1,4 +1,4 @@
-"""The ``torchdist`` command: ``torchdist run [options] script.py -- args``, and the verbs of ``%dist``.
+"""The ``torchdist`` command: ``torchdist run [options] script.py -- args``, the verbs of ``%dist``, ``torchdist mcp``.
 
 With ``--json`` it prints objects of ``verbs/schema.py`` on stdout, a line each, an error as the last.
 
@@ -35,6 +35,7 @@ from .verbs.stream import Console
 from .verbs.torchrun_logs import LogDir
 from .verbs.waiting import ENDING, Ended, Interrupts, wait
 from .views import failure_text
+from .views.wording import in_shell
 
 PROGRAM = "torchdist"
 FAILED, MISUSED, CANCELLED = 1, 2, 130
@@ -74,11 +75,13 @@ def _main(words: list[str]) -> int:
         return 0
     if words[:1] == ["run"]:
         return _run(words[1:])
+    if words[:1] == ["mcp"]:
+        return _mcp(words[1:])
     try:
         arguments = parse.parse(words, PROGRAM)
     except parse.HelpShown as shown:
-        run = "" if words[0] not in ("-h", "--help") else f"\n{PROGRAM} run [options] script.py -- args\n"
-        print(f"{shown}{run}", end="")
+        more = f"\n{PROGRAM} run [options] script.py -- args\n{PROGRAM} mcp [--allow-control]\n"
+        print(shown, more if words[0] in ("-h", "--help") else "", sep="", end="")
         return 0
     if arguments.verb in ("attach", "rerun"):
         job = attach(arguments.job)
@@ -131,6 +134,21 @@ def _run(words: list[str]) -> int:
             _say(_goes_on(job))
             return 0
         return _wait(job, interrupts, detach=False, keep=None, meant=meant, as_json=as_json)
+
+
+def _mcp(words: list[str]) -> int:
+    """Serve an assistant. Raises ``OptionError``."""
+    grammar = parse.Parser(prog=f"{PROGRAM} mcp", description="jobs for an assistant, over stdin and stdout")
+    grammar.add_argument("--allow-control", action="store_true", help="it may cancel jobs and run them again")
+    try:
+        chosen = grammar.parse_args(words)
+    except parse.HelpShown as shown:
+        print(shown, end="")
+        return 0
+    from .assistants.server import serve  # its package is an extra
+
+    serve(allow_control=chosen.allow_control)
+    return 0
 
 
 def _hand_over(meant: torchrun.Meant, words: Sequence[str], own: Sequence[str]) -> int:
@@ -264,16 +282,6 @@ def request_of(options: Sequence[str], program: Sequence[str], *, command: bool 
     if program[0] == "-m" and len(program) < 2:
         raise OptionError("-m needs the name of a module", f"{PROGRAM} run --ranks 2 -m package.train -- args")
     return programs.request(chosen, program, command=command)
-
-
-_IN_SHELL = (("`%dist`", f"`{PROGRAM} jobs`"), ("%dist ", f"{PROGRAM} "), ("%%distribute --", f"{PROGRAM} run --"))
-
-
-def in_shell(text: str) -> str:
-    """Our message ``text`` with shell commands (``torchdist jobs``) in place of notebook commands (``%dist``)."""
-    for ours, theirs in _IN_SHELL:
-        text = text.replace(ours, theirs)
-    return text
 
 
 class JsonConsole(Console):

@@ -82,3 +82,13 @@ def first_few(names: Iterable[str], most: int = 3) -> str:
     """``a, b, c and 4 more``."""
     found = list(names)
     return ", ".join(found[:most]) + (f" and {len(found) - most} more" if len(found) > most else "")
+
+
+_IN_SHELL = (("`%dist`", "`torchdist jobs`"), ("%dist ", "torchdist "), ("%%distribute --", "torchdist run --"))
+
+
+def in_shell(text: str) -> str:
+    """Our message ``text`` with shell commands (``torchdist jobs``) in place of notebook commands (``%dist``)."""
+    for ours, theirs in _IN_SHELL:
+        text = text.replace(ours, theirs)
+    return text

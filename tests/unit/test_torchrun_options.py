@@ -17,6 +17,7 @@ from jupyter_torchdist.protocol.plan import Gpu, Inventory
 from jupyter_torchdist.protocol.spec import Options
 from jupyter_torchdist.verbs import torchrun
 from jupyter_torchdist.verbs.torchrun import HANDLED, TORCHRUN, translate
+from jupyter_torchdist.views.wording import in_shell
 
 PROGRAM = {"-h", "--help", "-m", "--module"}
 PACKAGE = Path(cli.__file__).parent
@@ -186,7 +187,7 @@ def test_no_words_of_ours_name_a_notebooks_command_in_a_shell() -> None:
     for file in sorted(PACKAGE.rglob("*.py")):
         for text in re.findall(r'"[^"\n]*"', file.read_text(encoding="utf-8")):
             if OF_A_NOTEBOOK.search(text) and "kernel" not in file.parts and file.name != "cli.py":
-                found.append(cli.in_shell(text))
+                found.append(in_shell(text))
     assert found
     assert [text for text in found if OF_A_NOTEBOOK.search(text)] == []
 

@@ -118,6 +118,7 @@ PAGES: dict[str, tuple[str, str, tuple[Section, ...]]] = {
                     "verbs/diagnose.py",
                     "diagnosis/",
                     "cli.py",
+                    "assistants/",
                     "client/world.py",
                 ),
             ),

@@ -459,10 +459,10 @@ test('a search finds what is held, then the rest, and goes there', async () => {
   await open();
   type('7$');
   await settled();
-  expect(element.querySelector('[role=search] [role=status]')!.textContent).toBe('0 hits');
+  expect(element.querySelector('[aria-label=search] [role=status]')!.textContent).toBe('0 hits');
   click(/regular expression/);
   await settled();
-  expect(element.querySelector('[role=search] [role=status]')!.textContent).toBe('1 of 21, newest first');
+  expect(element.querySelector('[aria-label=search] [role=status]')!.textContent).toBe('1 of 21, newest first');
   expect(element.querySelector('.td-hit-current')!.textContent).toBe('7');
   click(/newer hit/);
   await settled();
@@ -504,7 +504,7 @@ test('Enter goes to the newest hit first, then to older ones; all in sight are m
   hello(1);
   files.say({ type: 'lines', segments: [lines('0.out', 0, 30)] });
   await open();
-  const count = (): string => element.querySelector('[role=search] [role=status]')!.textContent!;
+  const count = (): string => element.querySelector('[aria-label=search] [role=status]')!.textContent!;
   type('2');
   await settled();
   expect(count()).toBe('1 of 12, newest first');
@@ -542,7 +542,7 @@ test('what only the feed can search for is found by it, in what is held too', as
   await settled();
   const asked = files.asked.filter(message => message.type === 'ask');
   expect(asked.at(-1)).toMatchObject({ what: 'search', pattern: '^(?!step)', at: null });
-  expect(element.querySelector('[role=search] [role=status]')!.textContent).toBe('1 hit');
+  expect(element.querySelector('[aria-label=search] [role=status]')!.textContent).toBe('1 hit');
   expect(element.textContent).toContain('The search ran beside the job');
   click(/older hit/);
   await settled();
@@ -804,7 +804,7 @@ describe('side by side', () => {
     await eightRanks();
     type('5');
     await settled();
-    expect(element.querySelector('[role=search] [role=status]')!.textContent).toBe('1 of 1, newest first');
+    expect(element.querySelector('[aria-label=search] [role=status]')!.textContent).toBe('1 of 1, newest first');
     expect(element.querySelector('.td-log-column .td-hit-current')!.closest('[aria-label^="rank 5"]')).not.toBeNull();
     const second = element.querySelectorAll<HTMLElement>('.td-log-column .td-logs-scroll')[3]!;
     second.dispatchEvent(new KeyboardEvent('keydown', { key: 'a', ctrlKey: true, bubbles: true }));

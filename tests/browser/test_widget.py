@@ -66,7 +66,9 @@ def find(view: Locator, words: str) -> None:
     """Search in the log; what is found is brought into sight: by itself, where it was printed before the search."""
     view.get_by_role("tab", name="Logs").click()
     view.get_by_label("search the lines").fill(words)
-    expect(view.get_by_role("search").get_by_role("status")).to_contain_text(re.compile("1 (of 1|hit)"), timeout=60_000)
+    expect(view.get_by_role("group", name="search").get_by_role("status")).to_contain_text(
+        re.compile("1 (of 1|hit)"), timeout=60_000
+    )
     view.get_by_label("search the lines").press("Enter")
     expect(view.get_by_role("row").filter(has_text=words).first).to_be_visible(timeout=60_000)
 

@@ -126,7 +126,9 @@ def test_a_first_connection_that_ends_is_opened_once_more(
     launcher.let_go()
     count = tmp_path / "count"
     as_a_client(
-        cluster, undo, f'case "$*" in *"-T "*" node2 "*) echo . >> {count}; test $(wc -l < {count}) = 1 && exit 255;; esac'
+        cluster,
+        undo,
+        f'case "$*" in *"-T "*" node2 "*) echo . >> {count}; test $(wc -l < {count}) = 1 && exit 255;; esac',
     )
     assert sessions_of_a_job(pool, cluster) == [0, 0]
     assert count.read_text() == ".\n.\n"

@@ -87,7 +87,7 @@ def test_a_generator_gives_its_items_while_it_runs(tmp_path: Path) -> None:
     gate = tmp_path / "go on"
     items: Any = counts.distributed(3, str(gate))
     assert next(items) == [0, 10]
-    assert [job.state for job in catalog.jobs()] == ["running"]
+    assert wait_until(lambda: [job.state for job in catalog.jobs()] == ["running"])
     gate.touch()
     assert list(items) == [[1, 11], [2, 12]]
     job = counts.submit(2)
@@ -162,7 +162,7 @@ SAMPLES = {
     "gpus": 1, "gpu_type": "A10", "ranks": 2, "hosts": ["a", "b:2"], "remote": True, "host_option": {"python": "/p"},
     "launcher": "ssh", "option": {"min_num_params": 5}, "config": "c.toml", "grad_accumulation": 2, "out": ["a"],
     "exclude": ["a"], "name": "n", "timeout": 90, "grace": "3s", "lease": "1h", "env": {"A": 1}, "checkpoint": "d",
-    "strategy": "fsdp", "restarts": 2, "stall": "off", "verify": 3,
+    "strategy": "fsdp", "restarts": 2, "stall": "off", "verify": 3, "nodes": 2,
 }  # fmt: skip
 
 

@@ -42,7 +42,7 @@ def test_a_plain_cell(warm: Warm, tmp_path: Path) -> None:
     assert job.kinds(1) == ["rank.started", "rank.ready", "rank.ending", "rank.done"]
     values = job.values()
     assert values["rank"] == 0 and values["total"].tolist() == [30] and values["__torchdist_value__"] == 30
-    assert values["dist"].__name__ == "torch.distributed"
+    assert {"torch", "dist"} <= set(job.event(0, "rank.result").data["names"])
 
 
 def test_an_exception(warm: Warm, tmp_path: Path) -> None:
@@ -146,7 +146,7 @@ def test_what_user_code_leaves_running(warm: Warm, tmp_path: Path) -> None:
         bound=("seen",),
     ).run()
     assert job.codes == {0: 0}, job.err(0)
-    assert job.values() == {"seen": [1]}
+    assert job.values()["seen"] == [1]
     folder, at_exit = job.out_text(0).splitlines()
     assert at_exit == "at exit" and not Path(folder).exists()
 

@@ -205,7 +205,7 @@ export class LogBar {
     this.box.addEventListener('keydown', keys, { signal });
     return make(
       'span.td-logs-group',
-      { role: 'search' },
+      { role: 'group', 'aria-label': trans('search') },
       this.box,
       seldom(this.toggle('case', 'Aa', trans('match upper and lower case: Loss is not loss'))),
       seldom(this.toggle('regex', '.*', trans('search by a regular expression, such as loss: \\d+'))),

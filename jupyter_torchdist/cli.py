@@ -13,22 +13,21 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 
 from . import __version__
 from .client.drivers import pool
 from .client.job import Job, attach
-from .client.submit import Request, rerun, submit
+from .client.submit import rerun, submit
 from .protocol import codec
-from .protocol.columns import beside
 from .protocol.errors import CellSyntaxError, JobCancelled, OptionError, TorchDistError
-from .protocol.options.help import help_text
 from .protocol.spec import STDIN
 from .protocol.state import JobState
 from .protocol.typed import Record
 from .store.segments import Log
-from .verbs import ansi, answers, defaults, parse, planned, programs, torchrun
+from .verbs import ansi, answers, parse, planned, torchrun
+from .verbs.command_line import help_of, split
 from .verbs.perform import perform
 from .verbs.schema import Failed, Line, Problem, Standing
 from .verbs.stream import Console
@@ -38,6 +37,7 @@ from .views import failure_text
 from .views.wording import in_shell
 
 PROGRAM = "torchdist"
+RUN = f"{PROGRAM} run"
 FAILED, MISUSED, CANCELLED = 1, 2, 130
 ATTACHED = 16 * 1024
 """How many bytes of the end of each rank's log ``attach`` shows first."""
@@ -80,7 +80,7 @@ def _main(words: list[str]) -> int:
     try:
         arguments = parse.parse(words, PROGRAM)
     except parse.HelpShown as shown:
-        more = f"\n{PROGRAM} run [options] script.py -- args\n{PROGRAM} mcp [--allow-control]\n"
+        more = f"\n{PROGRAM} mcp [--allow-control]\n"
         print(shown, more if words[0] in ("-h", "--help") else "", sep="", end="")
         return 0
     if arguments.verb in ("attach", "rerun"):
@@ -97,19 +97,15 @@ def _main(words: list[str]) -> int:
 
 
 def _run(words: list[str]) -> int:
-    options, program = split(words)
-    as_json = parse.JSON in options
-    options = [word for word in options if word != parse.JSON]
-    if {"-h", "--help"} & set(options):
-        usage = f"{PROGRAM} run [options] script.py -- args   run it; with --json first, print objects of JSON"
-        print(in_shell(help_text(options).replace("%%distribute [options]   run this cell", usage)))
-        print("as torchrun, on one machine:", *beside(torchrun.torchrun_help()), sep="\n")
+    line = split(words)
+    as_json = line.json
+    if line.asks_for_help:
+        print(in_shell(help_of(line, RUN)))
         return 0
-    meant = torchrun.translate(torchrun.from_environment(options, os.environ))
+    meant = line.meant(os.environ)
     if meant.handed:
         return _hand_over(meant, words, [parse.JSON] if as_json else [])
-    request = request_of(meant.words, program, command=meant.command)
-    request = replace(request, options=meant.on(request.options))
+    request = line.request(meant, Path.cwd(), RUN)
     if request.options.plan:
         answer = planned.answer(request)
         if as_json:
@@ -249,39 +245,9 @@ def exit_status(state: JobState) -> int:
     return {"succeeded": 0, "cancelled": CANCELLED}.get(state.state, FAILED)
 
 
-def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Split ``--ranks 2 script.py -- --lr 1`` into options (ours and torchrun's) and the program with its arguments.
-
-    The program of a module begins with ``-m``. A ``--`` may stand before the program.
-    """
-    options: list[str] = []
-    module: list[str] = []
-    left = list(words)
-    while left and left[0].startswith("-") and left[0] != "--":
-        word = left.pop(0)
-        if word in ("-m", "--module"):
-            module = ["-m"]
-            continue
-        options.append(word)
-        flag, given, _ = torchrun.parted(word)
-        if torchrun.takes_value(flag) and not given and left:
-            options.append(left.pop(0))
-    return options, [*module, *programs.without_dashes(left)]
-
-
 def wants_json(words: Sequence[str]) -> bool:
     """Whether the words of a command ask for JSON; the arguments of a program do not count."""
-    return parse.JSON in (split(words[1:])[0] if words[:1] == ["run"] else words)
-
-
-def request_of(options: Sequence[str], program: Sequence[str], *, command: bool = False) -> Request:
-    """The job for a script, ``-m module`` or a command. Raises ``OptionError``, ``CellSyntaxError``."""
-    chosen = defaults.options(options, Path.cwd())
-    if not program:
-        raise OptionError("run needs a script", f"{PROGRAM} run --ranks 2 train.py -- args")
-    if program[0] == "-m" and len(program) < 2:
-        raise OptionError("-m needs the name of a module", f"{PROGRAM} run --ranks 2 -m package.train -- args")
-    return programs.request(chosen, program, command=command)
+    return split(words[1:]).json if words[:1] == ["run"] else parse.JSON in words
 
 
 class JsonConsole(Console):

@@ -44,7 +44,7 @@ def _draw(job: Job, picture: show.Picture) -> None:
             job.revive()
             time.sleep(LOOK)
         remarks = failure_text.lost_lines(state)
-        if job.paths.result(0).exists():
+        if job.plan.out != ("none",) and job.paths.result(0).exists():
             remarks.append(f"its values are still with the job: `td.attach({job.id!r}).bring()` brings them")
         picture.finish(state, tuple(remarks))
     except (TorchDistError, OSError):  # the job's files were deleted: the picture stays as it was

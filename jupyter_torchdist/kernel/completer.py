@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -16,6 +17,7 @@ from ..protocol.options.launcher import options_of as launcher_options
 from ..protocol.options.strategy import BY_NAME, explained, options_of, strategy_of
 from ..protocol.spec import BY_FLAG, OPTIONS, Option
 from ..verbs import hosts, parse
+from ..verbs.command_line import split
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
@@ -107,6 +109,8 @@ def dist(words: list[str], names: Names = tuple) -> list[str]:
     """Choices for the last of ``words`` after ``%dist``: a verb, a job's id or name, or the verb's options."""
     if len(words) <= 1:
         return list(parse.VERBS)
+    if words[0] == "run":
+        return _programs(words[1:], names)
     if words[0] == "plan":
         return options(words[1:], names)
     if words[0] in parse.OF_HOSTS and (option := being_valued(words[1:])):
@@ -116,6 +120,16 @@ def dist(words: list[str], names: Names = tuple) -> list[str]:
     if words[-1].startswith("-"):
         return [*parse.flags(words[0]), "--help"]
     return _jobs() if words[0] in parse.OF_A_JOB else []
+
+
+def _programs(words: list[str], names: Names) -> list[str]:
+    """Options, then scripts and folders; nothing for a program's own arguments."""
+    if split(words[:-1]).program:
+        return []
+    if being_valued(words) is not None or words[-1].startswith("-"):
+        return options(words, names)
+    found = sorted(Path().glob(f"{glob.escape(words[-1])}*")) if not words[-1].startswith("/") else []
+    return [f"{path}/" if path.is_dir() else str(path) for path in found if path.is_dir() or path.suffix == ".py"]
 
 
 def _jobs() -> list[str]:
@@ -184,7 +198,9 @@ def _about(line: str, choice: str) -> str:
     magic, *words = line.split()
     if line[-1:].isspace():
         words.append("")
-    if magic == "%dist" and words[:1] != ["plan"]:
+    if magic == "%dist" and words[:1] == ["run"] and choice.endswith((".py", "/")):
+        return "folder" if choice.endswith("/") else "script"
+    if magic == "%dist" and (len(words) == 1 or words[:1] not in (["plan"], ["run"])):
         if len(words) == 1:
             return f"verb: {parse.VERBS[choice]}"
         return "option" if choice.startswith("-") else "host" if words[0] in parse.OF_HOSTS else "job"

@@ -8,9 +8,8 @@ from ..client.job import Job, attach
 from ..client.submit import rerun
 from ..verbs import answers, parse
 from ..verbs.perform import perform as perform_text
-from ..verbs.schema import Standing
-from ..verbs.waiting import Interrupts, wait
-from . import run, session
+from ..verbs.waiting import Interrupts
+from . import programs, run
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
@@ -30,6 +29,8 @@ def perform(ip: InteractiveShell, line: str) -> Any:
     except parse.HelpShown as shown:
         print(shown, end="")
         return None
+    if arguments.verb == "run":
+        return programs.run(ip, arguments.words)
     if arguments.verb in ("attach", "rerun"):
         job = attach(arguments.job)
         if arguments.json:
@@ -50,8 +51,6 @@ def perform(ip: InteractiveShell, line: str) -> Any:
 
 
 def _ended(job: Job, *, detach: bool) -> Any:
-    """The job's ``Standing`` at its end. An interrupt stops a job that was started here, and else the waiting."""
-    session.last = job
     with Interrupts() as interrupts:
         interrupts.hold()
-        return answers.plain(Standing.of(wait(job, interrupts, lambda state: None, detach=detach)))
+        return run.standing(job, interrupts, detach=detach)

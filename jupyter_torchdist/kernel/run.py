@@ -10,7 +10,8 @@ from ..client.job import VALUE, Brought, Job
 from ..client.submit import Request, submit
 from ..protocol.errors import JobCancelled, TorchDistError
 from ..protocol.state import JobState
-from ..verbs import planned
+from ..verbs import answers, planned
+from ..verbs.schema import Standing
 from ..verbs.waiting import Interrupts, wait
 from ..views import failure_text
 from . import background, cell, failure, session, show
@@ -39,10 +40,20 @@ def run(ip: InteractiveShell, request: Request, quiet: bool = False) -> Any:
         return foreground(ip, job, interrupts, lambda rich: None if quiet else _value(job, rich))
 
 
-def foreground(ip: InteractiveShell, job: Job, interrupts: Interrupts, value: Callable[[RichOutput], Any]) -> Any:
-    """Wait and show, bring the results, raise what the job raised. Returns what ``value`` returns."""
+def foreground(
+    ip: InteractiveShell,
+    job: Job,
+    interrupts: Interrupts,
+    value: Callable[[RichOutput], Any],
+    shown: Callable[[RichOutput], show.Watch] | None = None,
+) -> Any:
+    """Wait and show, bring the results, raise what the job raised. Returns what ``value`` returns.
+
+    ``shown`` makes another watch than ``--watch`` names.
+    """
     rich = RichOutput(ip, job.paths, visible=job.spec.options.watch != "off")
-    watch = show.watch(ip, job.paths, job.spec.options.watch, rich, job.manifest.notes)
+    notes = job.manifest.notes
+    watch = shown(rich) if shown else show.watch(ip, job.paths, job.spec.options.watch, rich, notes)
     # On a request to shut down or restart, another thread of the kernel sets ``exit_now``.
     closing = (lambda: bool(ip.exit_now)) if show.is_notebook(ip) else None
     state = wait(job, interrupts, watch.tick, closing=closing)
@@ -59,6 +70,12 @@ def foreground(ip: InteractiveShell, job: Job, interrupts: Interrupts, value: Ca
         return value(rich)
     finally:
         job.let_go()  # the notebook has the results now; ``td.last`` keeps the job
+
+
+def standing(job: Job, interrupts: Interrupts, *, detach: bool) -> Any:
+    """Wait without a view, for ``--json``: how the job stands then. ``detach``: an interrupt ends the waiting alone."""
+    session.last = job
+    return answers.plain(Standing.of(wait(job, interrupts, lambda state: None, detach=detach)))
 
 
 def look_at(ip: InteractiveShell, job: Job) -> None:

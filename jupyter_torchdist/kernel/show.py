@@ -63,6 +63,11 @@ def is_notebook(ip: InteractiveShell) -> bool:
     return getattr(ip, "kernel", None) is not None
 
 
+def limit(ip: InteractiveShell) -> int | None:
+    """The largest number of characters of lines below one cell; None for all."""
+    return TEXT_LIMIT if is_notebook(ip) else None
+
+
 def watch(ip: InteractiveShell, paths: JobPaths, how: str, rich: RichOutput, notes: tuple[str, ...] = ()) -> Watch:
     """The watch that ``--watch`` names; ``full`` and ``compact`` fall back to ``text`` in a plain terminal.
 
@@ -71,7 +76,7 @@ def watch(ip: InteractiveShell, paths: JobPaths, how: str, rich: RichOutput, not
     if how == "off":
         return Silence(rich)
     if how == "text" or not is_notebook(ip):
-        return Text(paths, rich, TEXT_LIMIT if is_notebook(ip) else None, notes)
+        return Text(Console(paths, limit=limit(ip)), rich, notes)
     return Picture(ip, paths, rich, notes, full=how == "full")
 
 
@@ -104,8 +109,8 @@ class Silence:
 class Text:
     """Plain lines with the rank in front, as they are written."""
 
-    def __init__(self, paths: JobPaths, rich: RichOutput, limit: int | None, notes: tuple[str, ...] = ()) -> None:
-        self._console = Console(paths, limit=limit)
+    def __init__(self, console: Console, rich: RichOutput, notes: tuple[str, ...] = ()) -> None:
+        self._console = console
         self._rich = rich
         for note in notes:
             print(f"note: {note}", flush=True)

@@ -13,6 +13,7 @@ from ..protocol.errors import OptionError
 from ..protocol.hosts import bytes_of
 
 VERBS = {
+    "run": "run a script, a module, a command: run [options] FILE -- args",
     "jobs": "what runs and what ran",
     "show": "everything about one job",
     "logs": "what its ranks printed",
@@ -63,6 +64,8 @@ def parse(words: str | Sequence[str], program: str) -> argparse.Namespace:
     if verb == "plan" and not {"-h", "--help"} & set(words):
         options = [word for word in words[1:] if word != JSON]  # argparse would parse them as its own options
         return argparse.Namespace(verb=verb, options=options, json=JSON in words)
+    if verb == "run":
+        return argparse.Namespace(verb=verb, words=words[1:], json=False)  # for ``command_line``
     return parser(program).parse_args(words)
 
 

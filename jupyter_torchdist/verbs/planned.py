@@ -15,7 +15,11 @@ def answer(request: Request) -> Planned:
 
 def text(request: Request) -> str:
     """``answer`` for a cell."""
-    planned = answer(request)
+    return text_of(answer(request))
+
+
+def text_of(planned: Planned) -> str:
+    """The plan, its memory, the receipt and the notes."""
     receipt = wording.indent(plan_tables.receipt_table(planned.captured))
     notes = [f"note: {note}" for note in planned.notes]
     return "\n\n".join([tables(planned), f"captured:\n{receipt}", *notes])

@@ -222,7 +222,7 @@ def test_every_verb_in_a_notebook(home: Path, kernel: Notebook) -> None:
         assert f"%dist {verb}" in kernel.run(f"%dist {verb} --help").stdout
     words = refusal(kernel.try_run("%dist shwo one"), "OptionError")
     assert "%dist has no verb 'shwo'" in words and "did you mean show?" in words
-    assert "there are jobs, show, logs" in refusal(kernel.try_run("%dist xyzzy"), "OptionError")
+    assert "there are run, jobs, show, logs" in refusal(kernel.try_run("%dist xyzzy"), "OptionError")
     for verb in ("show", "logs", "attach", "cancel", "rerun", "rm"):
         words = refusal(kernel.try_run(f"%dist {verb} 20991231"), "JobNotFound")
         assert "there is no job '20991231' in" in words and "`%dist` lists the jobs" in words

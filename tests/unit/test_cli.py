@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 
 from jupyter_torchdist import cli
+from jupyter_torchdist.client.submit import Request
 from jupyter_torchdist.protocol.errors import OptionError
 from jupyter_torchdist.protocol.spec import Options
 from jupyter_torchdist.protocol.state import JobState
 from jupyter_torchdist.testing import FakeJob
+from jupyter_torchdist.verbs.command_line import CommandLine, split
 
 
 @pytest.mark.parametrize(
@@ -32,19 +34,24 @@ from jupyter_torchdist.testing import FakeJob
     ],
 )
 def test_options_end_where_the_program_begins(line: str, options: list[str], program: list[str]) -> None:
-    assert cli.split(line.split()) == (options, program)
+    assert split(line.split()) == CommandLine(options, program, False)
+
+
+def request_of(*words: str) -> Request:
+    line = split(words)
+    return line.request(line.meant({}), Path.cwd(), "torchdist run")
 
 
 def test_a_script_is_a_request(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text("print('hello')\n")
-    request = cli.request_of(["--ranks", "2"], [str(script), "--", "--lr", "1"])
+    request = request_of("--ranks", "2", str(script), "--", "--lr", "1")
     assert (request.kind, request.source, request.label) == ("script", "print('hello')\n", str(script))
     assert (request.argv, request.options.ranks, request.first_line) == ((str(script), "--lr", "1"), 2, 1)
 
 
 def test_a_module_is_a_request() -> None:
-    request = cli.request_of(["--ranks", "2"], ["-m", "pkg.train", "x"])
+    request = request_of("--ranks", "2", "-m", "pkg.train", "x")
     assert (request.kind, request.source, request.argv) == ("module", "pkg.train", ("-m", "x"))
     assert request.options.out == ("none",)
 
@@ -62,7 +69,7 @@ def test_a_module_is_a_request() -> None:
 )
 def test_mistakes(options: list[str], program: list[str], message: str) -> None:
     with pytest.raises(OptionError, match=message):
-        cli.request_of(options, program)
+        request_of(*options, *program)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import pytest
 from jupyter_torchdist.kernel import completer, inspector
 from jupyter_torchdist.protocol.columns import NARROW
 from jupyter_torchdist.protocol.spec import BY_FLAG, OPTIONS
+from jupyter_torchdist.verbs import parse
 
 
 def tab(line: str, *names: str) -> list[str]:
@@ -180,3 +181,27 @@ def test_the_rest_is_left_to_ipython(code: str, at: str) -> None:
 def test_the_table_is_as_narrow_as_a_side_bar(code: str) -> None:
     said = inspector.explain(code, len(code))
     assert said is not None and max(map(len, said.splitlines()[4:])) <= NARROW
+
+
+def test_programs_after_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("")
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "one.py").write_text("")
+    (tmp_path / "text.md").write_text("")
+
+    def offered(line: str) -> list[str] | None:
+        return completer.complete(line, line.rpartition(" ")[2])
+
+    assert offered("%dist ru") == ["run"]
+    assert offered("%dist run t") == ["tests/", "train.py"]
+    assert offered("%dist run --ranks 2 tests/") == ["tests/one.py"]
+    assert offered("%dist run --ra") == ["--ranks"] and offered("%dist run --watch c") == ["compact"]
+    assert offered("%dist run --ranks 2 train.py -") == [] == offered("%dist run train.py t")
+    described = {"%dist run t": "train.py", "%dist run te": "tests/", "%dist ": "run"}
+    assert [completer.about(line, choice) for line, choice in described.items()] == [
+        "script",
+        "folder",
+        f"verb: {parse.VERBS['run']}",
+    ]
+    assert completer.about("%dist run --ra", "--ranks").startswith("option N: ")

@@ -36,7 +36,7 @@ def placed(request: Request) -> Request:
 def directory() -> Path:
     """The directory whose files give options: the notebook's, else the working directory."""
     if ip := shell():
-        from ..kernel.magic import notebook_directory
+        from ..kernel.session import notebook_directory
 
         return notebook_directory(ip)
     return Path.cwd()

@@ -12,8 +12,8 @@ from ..client.submit import Request, submit
 from ..protocol.state import JobState
 from ..verbs.waiting import Interrupts
 from . import cell, modules, run, session, show
-from .magic import notebook
 from .rich import RichOutput
+from .session import notebook
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell

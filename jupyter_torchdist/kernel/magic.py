@@ -6,7 +6,6 @@ Modules that run a cell are imported by the first cell, or before when the kerne
 from __future__ import annotations
 
 import contextlib
-import os
 import tokenize
 import traceback
 from collections.abc import Iterator
@@ -20,6 +19,7 @@ from ..protocol.errors import TorchDistError, UserError
 from ..protocol.options.help import help_text
 from . import cell as cells
 from . import failure, modules
+from .session import notebook, notebook_directory
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
@@ -92,18 +92,6 @@ def _quiet(cell: str) -> bool:
         return bool(asks(cell))
     except (tokenize.TokenError, SyntaxError):
         return False
-
-
-def notebook(ip: InteractiveShell) -> str:
-    """The notebook's path from the front end; empty if it gives none (a plain terminal, nbclient)."""
-    told = os.environ.get("JPY_SESSION_NAME") or ip.user_ns.get("__vsc_ipynb_file__") or ""
-    return told if isinstance(told, str) else ""
-
-
-def notebook_directory(ip: InteractiveShell) -> Path:
-    """The directory of the notebook, else the directory in which the shell was started."""
-    folder = os.path.dirname(notebook(ip))
-    return Path(folder if folder and os.path.isdir(folder) else getattr(ip, "starting_dir", "") or os.getcwd())
 
 
 def with_body(lines: list[str]) -> list[str]:

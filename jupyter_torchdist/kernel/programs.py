@@ -19,9 +19,9 @@ from ..verbs.stream import Console
 from ..verbs.torchrun_logs import LogDir, Output
 from ..verbs.waiting import ENDING, Interrupts
 from . import background, session, show
-from .magic import notebook, notebook_directory
 from .rich import RichOutput
 from .run import foreground, standing
+from .session import notebook, notebook_directory
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell

@@ -60,7 +60,7 @@ def talk(questions: Callable[[Ask, Any], Awaitable[None]], *options: str) -> Non
         async with Client(stdio_client(server)) as client:
 
             async def ask(tool: str, **arguments: Any) -> Any:
-                result = await client.call_tool(tool, arguments)
+                result: Any = await client.call_tool(tool, arguments)
                 if result.is_error:
                     raise Refused(result.content[0].text)
                 assert json.loads(result.content[0].text) == result.structured_content

@@ -26,7 +26,7 @@ from .protocol.spec import STDIN
 from .protocol.state import JobState
 from .protocol.typed import Record
 from .store.segments import Log
-from .verbs import ansi, answers, parse, planned, torchrun
+from .verbs import ansi, answers, parse, planned, profiled, torchrun
 from .verbs.command_line import help_of, split
 from .verbs.perform import perform
 from .verbs.schema import Failed, Line, Problem, Standing
@@ -201,6 +201,8 @@ def _wait(
         _say(_goes_on(job))
         return CANCELLED if interrupts.ended_by is None else FAILED
     console.finish(state, time.time())
+    if words := profiled.at_its_end(job):
+        _say(words.rstrip())
     if copies:
         copies.finish(state)
         _say(f"note: copies of the output are in {copies.root}")

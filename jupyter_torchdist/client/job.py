@@ -14,7 +14,7 @@ from typing import Any
 from .. import marshal, states
 from ..protocol.bundle import Captured, Manifest
 from ..protocol.errors import JobLost, UserError
-from ..protocol.events import Event
+from ..protocol.events import Event, ProfileRequest
 from ..protocol.paths import Home, JobPaths
 from ..protocol.paths import home as default_home
 from ..protocol.plan import Plan
@@ -205,11 +205,15 @@ class Job:
         """Have every rank write its stacks (``client/stacks.py`` waits for them)."""
         self._request("stacks")
 
-    def _request(self, kind: str) -> None:
+    def ask_profile(self, request: ProfileRequest) -> None:
+        """Have every rank profile its next steps (``client/profiles.py`` waits for them)."""
+        self._request("profile", profile=request.to_json())
+
+    def _request(self, kind: str, **more: Any) -> None:
         if not self.state.final:
             files.private(self.paths.requests)
             name = f"{time.time_ns()}-{secrets.token_hex(4)}.json"
-            files.publish_json(self.paths.requests / name, {"kind": kind, "t": time.time()})
+            files.publish_json(self.paths.requests / name, {"kind": kind, "t": time.time(), **more})
 
     # ---- logs and metrics
 

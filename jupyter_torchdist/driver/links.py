@@ -11,6 +11,7 @@ from typing import Any
 
 from ..launchers.base import Submission
 from ..protocol.errors import ChannelError, LaunchError, StoreError
+from ..protocol.events import ProfileRequest
 from ..protocol.paths import JobPaths, safe_name
 from ..protocol.plan import NodePlan, Plan
 from ..protocol.process import ProcessId
@@ -18,6 +19,7 @@ from ..protocol.wire.assignment import Assignment
 from ..protocol.wire.channel import Channel
 from ..store.files import publish
 from ..views.wording import first_few
+from .clocks import Clock
 
 PING_SECONDS = 2.0
 SILENCE_SECONDS = 5.0
@@ -68,6 +70,8 @@ class Link:
         self.attempt = attempt
         self.shared = submission.shared(node)
         self.channel: Channel | None = None
+        self.clock: Clock | None = None
+        """Of the node, once it has answered a ping."""
         self.ended = False
         self.started = self._following = started
         """Whether this node was told to start, by this driver or an earlier one."""
@@ -362,6 +366,10 @@ class Link:
     def ask_places(self) -> None:
         """Have every rank say where it is, and dump its flight recorder."""
         self.send({"type": "stacks", "job": self._plan.job})
+
+    def ask_profile(self, request: ProfileRequest) -> None:
+        """Have every rank profile its next steps."""
+        self.send({"type": "profile", "job": self._plan.job, "request": request.to_json()})
 
     def end(self, grace: float) -> None:
         """End the node's part. If it was not told to start, it is not told any more."""

@@ -24,7 +24,7 @@ from ..protocol.wire.assignment import Assignment
 from ..protocol.world import World
 from ..store import journal, liveness
 from ..store.jobdir import read_manifest, read_plan, read_spec, taken_requests
-from . import findings, policy
+from . import clocks, findings, policy, profiles
 from .engine import Engine
 from .links import Link
 from .linkselector import LinkSelector
@@ -190,7 +190,7 @@ class Driver:
             self._beat = now
             with contextlib.suppress(StoreError):
                 liveness.publish_driver(self._paths, ProcessId.mine(), time.time())
-            if self._deleted():  # no request to end it could come any more, and no result could be kept
+            if not self._paths.spec.exists():  # no request to end it could come any more, and no result could be kept
                 self._standing = replace(self._standing, terminate=True)
         if self._unwritten:
             self._write()
@@ -202,9 +202,6 @@ class Driver:
         self._standing = policy.noted(self._standing, self._state, now, self._stalls.since(self._state, now))
         for action in policy.decide(self._plan, self._state, self._standing, now):
             self._perform(action)
-
-    def _deleted(self) -> bool:
-        return not self._paths.spec.exists()
 
     def _perform(self, action: policy.Action) -> None:
         if isinstance(action, policy.Stopping):
@@ -319,6 +316,8 @@ class Driver:
             self._standing = replace(self._standing, ended=self._standing.ended | {link.node.name})
         elif isinstance(said, messages.Quiet) and said.attempt == self._attempt:
             self._stalls.told(said.ranks, time.monotonic())
+        elif isinstance(said, messages.Ping):
+            link.clock = clocks.compared(link.clock, said, time.monotonic(), time.time())
         elif isinstance(said, messages.RefusedJob):
             raise LaunchError(
                 f"{link.node.called} cannot run the job: {said.reason}",
@@ -328,8 +327,7 @@ class Driver:
     def _read_all(self) -> None:
         """Read the events of all files in the job directory, for a driver that takes up a job."""
         for link in self._links:
-            root = self._paths.node(link.node.name).root
-            for file in sorted(root.glob("*.events")):
+            for file in sorted(self._paths.node(link.node.name).root.glob("*.events")):
                 self._read_events(link, str(file.relative_to(self._paths.root)))
 
     def _read_events(self, link: Link, name: str) -> None:
@@ -364,8 +362,9 @@ class Driver:
     # -- what clients ask
 
     def _take_requests(self) -> None:
-        for kind in taken_requests(self._paths):
-            self._standing = policy.asked(self._standing, kind)
+        for asked in taken_requests(self._paths):
+            self._standing = policy.asked(self._standing, asked.kind)
+            profiles.ask(self._links, asked.profile, self._say)
 
     # -- the journal
 

@@ -10,7 +10,7 @@ from ..client.job import VALUE, Brought, Job
 from ..client.submit import Request, submit
 from ..protocol.errors import JobCancelled, TorchDistError
 from ..protocol.state import JobState
-from ..verbs import answers, planned
+from ..verbs import answers, planned, profiled
 from ..verbs.schema import Standing
 from ..verbs.waiting import Interrupts, wait
 from ..views import failure_text
@@ -64,6 +64,7 @@ def foreground(
         watch.finish(state, (f"the results were not brought; `td.attach({job.id!r}).bring()` tries again",))
         raise
     watch.finish(state, remarks(state, brought, interrupts.count))
+    print(profiled.at_its_end(job), end="")
     try:
         if error := error_of(ip, job, state):
             raise error from error.__cause__

@@ -311,7 +311,7 @@ class Agent:
             self._starts.pool.warm(peer.login.python, peer.login.environ)
 
     def _on_ping(self, peer: Peer, said: messages.Ping, body: bytes) -> None:
-        peer.channel.send({"type": "pong", "t": said.t})
+        peer.channel.send({"type": "pong", "t": said.t, "clock": time.time()})
 
     def _on_stop_warm(self, peer: Peer, said: messages.Nothing, body: bytes) -> None:
         self._starts.pool.close()
@@ -398,6 +398,10 @@ class Agent:
     def _on_stacks(self, peer: Peer, said: messages.OfJob, body: bytes) -> None:
         if job := self._jobs.get(said.job):
             job.say_places()
+
+    def _on_profile(self, peer: Peer, said: messages.Profile, body: bytes) -> None:
+        if job := self._jobs.get(said.job):
+            job.ask_profile(said.request)
 
     def _on_end(self, peer: Peer, said: messages.End, body: bytes) -> None:
         if job := self._jobs.get(said.job):

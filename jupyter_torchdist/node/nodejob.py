@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import socket
 import time
@@ -12,7 +13,7 @@ from pathlib import Path
 
 from ..protocol import codec
 from ..protocol.eventreader import EventReader, reader_of
-from ..protocol.events import Event
+from ..protocol.events import Event, ProfileRequest
 from ..protocol.hosts import BRING, bytes_of
 from ..protocol.paths import JobPaths
 from ..protocol.plan import Plan
@@ -71,6 +72,7 @@ class NodeJob:
         self.files.root.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.paths.results.mkdir(mode=0o700, exist_ok=True)
         self.events = EventFile(self.files.agent_events)
+        self.files.profile_requests.touch(mode=0o600)  # ranks watch it
         self._launcher_tail = self._tail(self.files.launcher_events)
         self._rank_tails = {rank: self._tail(self.files.rank_events(rank)) for rank in self.ranks}
         self._pids: dict[int, int] = {}
@@ -275,6 +277,11 @@ class NodeJob:
         """Have every rank that is alive write its stacks; an event says where it is."""
         for rank in self.processes.keys() - self.told:
             self._stacks.ask(rank, self.processes[rank], self._now, partial(self._say_place, rank))
+
+    def ask_profile(self, request: ProfileRequest) -> None:
+        """Have every rank profile its next steps; each answers with an event. Lost on a full disk."""
+        with contextlib.suppress(OSError), open(self.files.profile_requests, "ab") as file:
+            file.write((codec.dumps(request.to_json()) + "\n").encode("ascii"))
 
     def _say_place(self, rank: int, stack: Stack) -> None:
         self.events.write("rank.place", rank=rank, place=stack.place, begin=stack.begin, end=stack.end)

@@ -22,6 +22,8 @@ job.note             text: something the user should read
 job.ended            state (a final ``JobState.state``), reason (a sentence), first_failure (rank or None)
 node.up              inventory, agent (ProcessId)
 node.lost            reason
+node.clock           ahead: seconds that the node's clock is ahead of the driver's, when a profile begins; within: the
+                     largest error
 launcher.started     process (ProcessId)
 launcher.rendezvous  address, port: where the first node's store listens
 launcher.child       pid, code, why, stopped (by the engine itself; null if it does not report this): a rank's
@@ -35,6 +37,7 @@ rank.waiting         operation, group, number, since, size, members (``Waiting``
 rank.resumed         this collective is over
 rank.place           place: where its main thread is (empty: it did not answer), while ranks wait or on request;
                      begin, end: the bytes of its file of stacks that show it
+rank.profiled        profile (``Profiled``): its part of a profile that a client asked for, or why it has none
 rank.entered         counts {group: how many of its collectives this rank has entered}: while another rank waits
 rank.failed          error (``ErrorRecord``)
 rank.interrupted     user code was stopped by KeyboardInterrupt
@@ -112,6 +115,42 @@ class Finding(Record):
 
 
 @dataclass(frozen=True)
+class ProfileRequest(Record):
+    """What a client asks of all ranks: to profile ``steps`` steps within so many seconds."""
+
+    id: str
+    steps: int
+    within: float
+
+
+@dataclass(frozen=True)
+class Profiled(Record):
+    """One rank's part of a profile. Times are seconds a step; ``steps`` is 0 if it has none."""
+
+    id: str
+    asked: int
+    """How many steps were asked for."""
+    problem: str = ""
+    """Why it has fewer."""
+    steps: int = 0
+    unit: str = ""
+    """What ended a step: ``optimizer.step()``."""
+    origin: int = 0
+    """From when its timeline counts, in microseconds since the epoch."""
+    size: int = 0
+    """Bytes of its file."""
+    step: float = 0.0
+    compute: float = 0.0
+    communication: float = 0.0
+    overlap: float = 0.0
+    """Communication during which it computes."""
+    loading: float = 0.0
+    """Waiting for a ``DataLoader``."""
+    idle: float = 0.0
+    """None of these."""
+
+
+@dataclass(frozen=True)
 class Kind:
     """Who may say an event of this kind, and the types of its data: ``needed``, and what may be left out."""
 
@@ -157,6 +196,7 @@ KINDS: dict[str, Kind] = {
     ),
     "node.up": Kind((AGENT,), may={"agent": ProcessId}),
     "node.lost": Kind((DRIVER,), may={"reason": str}),
+    "node.clock": Kind((DRIVER,), {"ahead": float, "within": float}),
     "node.ended": Kind((AGENT,), may={"attempt": int, "error": str}),
     "launcher.started": Kind((LAUNCHER,), {"process": ProcessId}, {"attempt": int}),
     "launcher.rendezvous": Kind((LAUNCHER,), {"address": str, "port": int}),
@@ -167,6 +207,7 @@ KINDS: dict[str, Kind] = {
     "rank.waiting": Kind((RANK,), _WAITING, {"size": int, "members": tuple[int, ...] | None}),
     "rank.resumed": Kind((RANK,)),
     "rank.entered": Kind((RANK,), {"counts": _COUNTS}),
+    "rank.profiled": Kind((RANK,), {"profile": Profiled}),
     "rank.place": Kind((AGENT,), {"place": str}, {"begin": int, "end": int}),
     "rank.failed": Kind((RANK,), {"error": ErrorRecord}),
     "rank.interrupted": Kind((RANK,)),

@@ -160,6 +160,10 @@ class JobPaths:
         """The ranks' directory on a node that does not have the notebook's directory."""
         return self.root / "work"
 
+    def profile(self, name: str) -> Path:
+        """The timeline of all ranks, for Perfetto (``client/profiles.py``)."""
+        return self.root / f"profile-{safe_name(name)}.json.gz"
+
     @property
     def results(self) -> Path:
         return self.root / "results"
@@ -253,6 +257,15 @@ class NodePaths:
     def recorder(self, rank: int) -> Path:
         """Dumps of torch's flight recorder, one JSON line each (``ranks/streams/recording.py``)."""
         return self.root / f"rank-{rank:05d}.recorder"
+
+    @property
+    def profile_requests(self) -> Path:
+        """Each line asks the node's ranks for a profile (``ProfileRequest``); the agent appends to it."""
+        return self.root / "profile-requests"
+
+    def profile(self, rank: int, name: str) -> Path:
+        """What torch's profiler saw of the rank (``ranks/profiling/timeline.py``)."""
+        return self.root / f"rank-{rank:05d}.profile-{safe_name(name)}"
 
     def nccl(self, rank: int) -> Path:
         """NCCL's log; NCCL appends a dot and the process's number."""

@@ -70,6 +70,7 @@ class Options(Record):
     fresh: bool = False
     replace: bool = False
     plan: bool = False
+    profile: int = 0
     watch: str = "full"
     role: str = "default"
     """ROLE_NAME of the ranks. This and the next three are torchrun's options in the shell (``verbs/torchrun.py``)."""
@@ -279,6 +280,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("--checkpoint", "life", "DIR", "save model, optimizer, position and RNG there while it trains", _path),
     Option("--resume", "life", "", "begin at the last checkpoint in --checkpoint DIR, if there is one"),
     Option("--plan", "look", "", "print what would run, and run nothing"),
+    Option("--profile", "look", "STEPS", "profile so many steps after the first two: a table and a timeline", _count),
     _choice("--watch", "look", ("full", "compact", "text", "off"), "how the job is shown (default: full)"),
 )
 

@@ -41,6 +41,7 @@ from .lastwill import LastWill
 from .module_attributes import ModuleAttributes
 from .notanumber import FirstNaN
 from .notebook_state import Carried
+from .profiling.profiler import Profiling
 from .results import Questions, Results
 from .streams.display import Display
 from .streams.flusher import Flusher
@@ -102,6 +103,7 @@ class Rank:
         self.recorder = Recorder(files.metrics(self.number), self.flusher, first_nan)
         write_into(os.environ, files, self.number)
         self.recording = Recording(files, self.number)
+        self.profiling = Profiling(files, self.number, self.events.write, self.recorder)
         self.watch = CollectiveWatch(self.events, Marks(files.waiting, local), Tally(files.tally, local))
         self.batches = Batches(self.number, self.ways)
         self.autolog = Autolog(self.recorder, self.batches.samples)
@@ -120,11 +122,12 @@ class Rank:
     def live(self) -> None:
         """Prepare, run the user's code, publish its results."""
         self.flusher.start()
-        self.recording.listen()
+        self.recording.listen(self.profiling.requests, self.profiling.heard)
         try:
             spec = self.prepare()
             self.events.write("rank.ready")
-            self.run(spec)
+            with self.profiling.during(spec.options.profile):
+                self.run(spec)
             if self.alone is not None:
                 self.alone.end()
             for way in self.ways():
@@ -170,8 +173,7 @@ class Rank:
         if told := counted.note(vars(self.main), plan.world_size):
             self.note(told)
         attributes = ModuleAttributes(vars(self.main), manifest.bound, self.note)
-        place = Place((spec.source,), self.number, str(device))
-        carried = Carried(vars(self.main), place, self.note, loaded.unread)
+        carried = Carried(vars(self.main), Place((spec.source,), self.number, str(device)), self.note, loaded.unread)
         if mine.automatic is not None:
             mine.automatic.note_captured()
         questions = Questions(self.apart, attributes.now, carried.changes)
@@ -257,10 +259,8 @@ class Rank:
 
     def ways(self) -> list[rank_context.Way]:
         """The active ways (automatic training, ``td.prepare``), which have changed torch and the user's objects."""
-        found: tuple[rank_context.Way | None, ...] = (
-            () if self.part is None else (self.part.automatic, self.part.prepared)
-        )
-        return [way for way in found if way is not None]
+        part = self.part
+        return [way for way in (part.automatic, part.prepared) if way is not None] if part else []
 
     def apart(self) -> Apart | None:
         """Objects of which this rank has only a part, because the strategy has not gathered them."""

@@ -6,6 +6,7 @@ import contextlib
 import os
 import shutil
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -13,7 +14,7 @@ from ..protocol import codec
 from ..protocol.bundle import Manifest
 from ..protocol.disk import read_plain
 from ..protocol.errors import JobNotFound
-from ..protocol.events import Event
+from ..protocol.events import Event, ProfileRequest
 from ..protocol.paths import Home, JobPaths
 from ..protocol.plan import Plan
 from ..protocol.spec import JobSpec
@@ -88,8 +89,16 @@ def _read(paths: JobPaths, path: Path, kind: type[Word]) -> Word:
         raise damaged(path, str(error)) from error
 
 
-def taken_requests(paths: JobPaths) -> list[str]:
-    """Read and remove new requests of clients (``interrupt``, ``terminate``, ``kill``, ``stacks``), the oldest first.
+@dataclass(frozen=True)
+class ClientRequest(Record):
+    """What a client asks: ``interrupt``, ``terminate``, ``kill``, ``stacks``, or ``profile`` with its request."""
+
+    kind: str
+    profile: ProfileRequest | None = None
+
+
+def taken_requests(paths: JobPaths) -> list[ClientRequest]:
+    """Read and remove new requests of clients, the oldest first.
 
     User code can write to the directory: it may be missing, or contain anything.
     """
@@ -99,8 +108,8 @@ def taken_requests(paths: JobPaths) -> list[str]:
         return []
     found = []
     for file in [paths.requests / name for name in names]:
-        with contextlib.suppress(OSError, ValueError, AttributeError):
-            found.append(str(codec.loads(read_plain(file)).get("kind")))
+        with contextlib.suppress(OSError, ValueError):
+            found.append(ClientRequest.from_json(codec.loads(read_plain(file))))
         with contextlib.suppress(OSError):
             file.unlink()
     return found

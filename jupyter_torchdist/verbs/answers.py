@@ -21,7 +21,7 @@ from ..protocol.inventory import local_inventory
 from ..protocol.typed import Record
 from ..protocol.wire import agents
 from ..store import catalog, gauges, logs
-from . import defaults, doctor, hosts
+from . import defaults, doctor, hosts, profiled
 from .diagnose import diagnose
 from .exported import export
 from .schema import (
@@ -56,6 +56,8 @@ def answers(arguments: argparse.Namespace) -> Iterator[Record]:
         yield from lines(arguments)
     elif verb == "stacks":
         yield Stacks(tuple(stacks.of(attach(arguments.job))))
+    elif verb == "profile":
+        yield profiled.profile(arguments)
     elif verb == "diagnose":
         yield Findings(tuple(diagnose(arguments)))
     elif verb == "cancel":

@@ -7,6 +7,7 @@ import difflib
 import re
 import shlex
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NoReturn
 
 from ..protocol.errors import OptionError
@@ -19,6 +20,7 @@ VERBS = {
     "logs": "what its ranks printed",
     "attach": "follow a job to its end",
     "stacks": "where the ranks of a running job are now: their Python stacks",
+    "profile": "on what the ranks of a running job spend a step, and a timeline for Perfetto",
     "diagnose": "why a job failed: from logs and recorder dumps of any job, or of one of ours",
     "cancel": "stop a job: KeyboardInterrupt in every rank, after --grace a kill",
     "rerun": "run a job again as it was captured",
@@ -31,7 +33,7 @@ VERBS = {
 }
 OF_HOSTS = ("nodes", "doctor", "stop")
 JSON = "--json"
-OF_A_JOB = ("show", "logs", "diagnose", "attach", "stacks", "cancel", "rerun", "export", "rm")
+OF_A_JOB = ("show", "logs", "diagnose", "attach", "stacks", "profile", "cancel", "rerun", "export", "rm")
 
 
 class HelpShown(Exception):
@@ -76,7 +78,7 @@ def parser(program: str) -> Parser:
     made = {}
     for verb, text in VERBS.items():
         made[verb] = verbs.add_parser(verb, help=text, description=text, allow_abbrev=False)
-    for verb in ("show", "logs", "attach", "stacks", "cancel", "rerun", "export"):
+    for verb in ("show", "logs", "attach", "stacks", "profile", "cancel", "rerun", "export"):
         made[verb].add_argument("job", metavar="JOB", help="id of the job, the beginning of the id, or the name")
     made["export"].add_argument("directory", metavar="DIR", help="a new directory")
     made["diagnose"].add_argument(
@@ -88,13 +90,16 @@ def parser(program: str) -> Parser:
     for one in made.values():
         one.add_argument(JSON, action="store_true", help="for programs: an object of JSON a line")
     made["stacks"].add_argument("--full", action="store_true", help="the whole stack of each thread of each rank")
+    made["profile"].add_argument("--steps", type=_steps, metavar="N", help="how many steps (default: 5)")
+    made["profile"].add_argument("--within", type=_time, metavar="TIME", help="how long they may take (default: 60s)")
+    made["profile"].add_argument("--out", type=Path, metavar="FILE", help="write the timeline there, too")
     made["logs"].add_argument("--rank", type=_rank, metavar="N", help="show one rank only")
     made["logs"].add_argument("--stream", choices=("out", "err"), help="show stdout or stderr only")
     made["logs"].add_argument("--grep", type=_pattern, metavar="RE", help="show only lines that match it")
     made["logs"].add_argument("--tail", type=_rank, metavar="N", help="the last lines of each rank")
     made["cancel"].add_argument("--kill", action="store_true", help="kill the ranks at once")
     made["rm"].add_argument("jobs", metavar="JOB", nargs="*", help="jobs that have ended")
-    made["rm"].add_argument("--older", type=_age, metavar="TIME", help="jobs that ended longer ago than 12h, 7d")
+    made["rm"].add_argument("--older", type=_time, metavar="TIME", help="jobs that ended longer ago than 12h, 7d")
     made["rm"].add_argument(
         "--keep-bytes", type=_bytes, metavar="SIZE", help="remove the oldest until 500M, 10G are left"
     )
@@ -111,6 +116,7 @@ def flags(verb: str) -> list[str]:
     """The options of one verb."""
     own = {
         "stacks": ["--full"],
+        "profile": ["--steps", "--within", "--out"],
         "logs": ["--rank", "--stream", "--grep", "--tail"],
         "cancel": ["--kill"],
         "rm": ["--older", "--keep-bytes"],
@@ -132,6 +138,12 @@ def _rank(text: str) -> int:
     return int(text)
 
 
+def _steps(text: str) -> int:
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number, 1 or more")
+    return int(text)
+
+
 def _pattern(text: str) -> str:
     try:
         re.compile(text)
@@ -140,10 +152,10 @@ def _pattern(text: str) -> str:
     return text
 
 
-def _age(text: str) -> float:
+def _time(text: str) -> float:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)(s|m|min|h|d|w)", text)
     if not match:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected a time such as 30m, 12h, 7d or 2w")
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a time such as 30s, 10m, 12h or 7d")
     return float(match[1]) * {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 604800}[match[2]]
 
 

@@ -6,11 +6,11 @@ import argparse
 import time
 from collections.abc import Iterator
 
-from ..client import stacks
+from ..client import profiles, stacks
 from ..client.job import attach
 from ..store import catalog, gauges, logs
 from ..views import finding_text, host_text, job_text, plan_tables, stack_text, wording
-from . import ansi, answers, doctor, hosts
+from . import ansi, answers, doctor, hosts, profiled
 from .diagnose import diagnose
 from .exported import export
 
@@ -24,6 +24,7 @@ def perform(arguments: argparse.Namespace) -> Iterator[str]:
         "show": _show,
         "logs": _logs,
         "stacks": _stacks,
+        "profile": _profile,
         "diagnose": _diagnose,
         "cancel": _cancel,
         "export": _export,
@@ -44,6 +45,8 @@ def _show(arguments: argparse.Namespace) -> Iterator[str]:
     job = attach(arguments.job)
     taken = gauges.read(job.paths)
     yield job_text.job_page(job.state, job.spec, job.plan, job.manifest, time.time(), taken) + "\n"
+    if found := profiles.last(job):
+        yield f"\nprofile:\n{profiled.text(found)}\n"
 
 
 def _logs(arguments: argparse.Namespace) -> Iterator[str]:
@@ -55,6 +58,10 @@ def _logs(arguments: argparse.Namespace) -> Iterator[str]:
 def _stacks(arguments: argparse.Namespace) -> Iterator[str]:
     found = stacks.of(attach(arguments.job))
     yield (stack_text.full(found) if arguments.full else stack_text.grouped(found)) + "\n"
+
+
+def _profile(arguments: argparse.Namespace) -> Iterator[str]:
+    yield profiled.text(profiled.profile(arguments)) + "\n"
 
 
 def _diagnose(arguments: argparse.Namespace) -> Iterator[str]:

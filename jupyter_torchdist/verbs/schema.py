@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ..client.profiles import Profile
 from ..client.stacks import RankStack
 from ..diagnosis.hosts import Check
 from ..protocol.bundle import Captured
@@ -259,6 +260,7 @@ OF_VERB = {
     "logs": Printed(None, Line),
     "attach": Printed(Standing, Line),
     "stacks": Printed(Stacks),
+    "profile": Printed(Profile),
     "diagnose": Printed(Findings),
     "cancel": Printed(Standing),
     "rerun": Printed(Standing, Line),

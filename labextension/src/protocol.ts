@@ -213,6 +213,7 @@ export interface Options {
   fresh: boolean;
   replace: boolean;
   plan: boolean;
+  profile: number;
   watch: string;
   /** ROLE_NAME of the ranks. This and the next three are torchrun's options in the shell (`verbs/torchrun.py`). */
   role: string;

@@ -243,7 +243,7 @@ def test_cancel_asks_and_says_what_was_done(job: FakeJob) -> None:
     view = View(job).open()
     assert "asked to stop" in view.ask(what="cancel", kill=False)["said"]
     assert "being killed" in view.ask(what="cancel", kill=True)["said"]
-    assert taken_requests(job.paths) == ["interrupt", "kill"]
+    assert [asked.kind for asked in taken_requests(job.paths)] == ["interrupt", "kill"]
     job.ended("cancelled")
     assert view.ask(what="cancel", kill=False)["said"] == "the job has ended already: cancelled"
 
@@ -264,7 +264,7 @@ def test_cancel_gives_a_job_without_driver_a_new_one(job: FakeJob) -> None:
     pool = Attaching()
     assert "by a new driver" in cancel(job.paths, job.home, False, pool)
     assert pool.attached == 1
-    assert taken_requests(job.paths) == ["interrupt"]
+    assert [asked.kind for asked in taken_requests(job.paths)] == ["interrupt"]
 
 
 def test_cancel_of_a_job_whose_host_is_silent(job: FakeJob) -> None:
@@ -272,7 +272,7 @@ def test_cancel_of_a_job_whose_host_is_silent(job: FakeJob) -> None:
     pool = Attaching()
     assert "once its driver answers" in cancel(job.paths, job.home, True, pool)
     assert pool.attached == 0
-    assert taken_requests(job.paths) == ["kill"]
+    assert [asked.kind for asked in taken_requests(job.paths)] == ["kill"]
 
 
 def test_an_old_acknowledgement_does_not_count_for_a_new_connection(job: FakeJob) -> None:

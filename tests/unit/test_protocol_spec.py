@@ -22,7 +22,7 @@ LINE = (
     "--launcher slurm --nodes 2 --remote --restarts 2 --backend gloo --numa-binding node --out a,b --collect all "
     "--include z --exclude big --exclude x,y --background "
     "--strategy fsdp+tp -O tp=2 --option cpu_offload=1 --config c.yaml --precision bf16 --compile "
-    "--activation-checkpointing --grad-accumulation 4 --verify 20 --checkpoint ckpt --resume "
+    "--activation-checkpointing --grad-accumulation 4 --verify 20 --profile 3 --checkpoint ckpt --resume "
     "--stall 5m --stall-kill "
     "--name 'my run' --timeout 2h --grace=1.5s --lease 2h --env A=1 --env B --fresh --replace --plan --watch off"
 )
@@ -37,6 +37,7 @@ ALL = Options(
     compile=True,
     activation_checkpointing=True,
     grad_accumulation=4,
+    profile=3,
     checkpoint="ckpt",
     resume=True,
     out=("a", "b"),
@@ -120,6 +121,7 @@ def test_options_of_the_strategy_add_to_those_of_files() -> None:
         ("-O", "needs a value", "-O KEY=VALUE"),
         ("--precision bf61", "did you mean bf16?", "--precision"),
         ("--grad-accumulation 0", "at least 1", "--grad-accumulation N"),
+        ("--profile 0", "at least 1", "--profile STEPS"),
         ("--checkpoint ''", "expected a path", "--checkpoint DIR"),
         ("--gpus 1 --ranks 1", "--gpus and --ranks cannot be used together", "--gpus N for GPU ranks"),
         ("--ranks 2 --backend nccl", "--backend nccl needs GPUs", "--gpus N"),

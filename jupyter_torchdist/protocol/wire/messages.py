@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import ChannelError
+from ..events import ProfileRequest
 from ..process import ProcessId
 from ..typed import Malformed, Record
 from .assignment import Assignment
@@ -114,6 +115,14 @@ class OfJob(Record):
 
 
 @dataclass(frozen=True)
+class Profile(Record):
+    """Every rank profiles its next steps."""
+
+    job: str
+    request: ProfileRequest
+
+
+@dataclass(frozen=True)
 class End(Record):
     """SIGTERM, after ``grace`` seconds SIGKILL; nothing is left."""
 
@@ -124,9 +133,10 @@ class End(Record):
 
 @dataclass(frozen=True)
 class Ping(Record):
-    """``ping``: is somebody there? ``t`` comes back in a ``pong``."""
+    """``ping``: is somebody there? ``t`` comes back in a ``pong``, with the node's clock in seconds since the epoch."""
 
     t: float = 0.0
+    clock: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -145,6 +155,7 @@ DRIVER_SAYS: dict[str, type[Record]] = {
     "follow": Follow,
     "signal": Signal,
     "stacks": OfJob,
+    "profile": Profile,
     "end": End,
     "forget": OfJob,
     "ping": Ping,

@@ -55,6 +55,8 @@ class Recorder:
         self._flusher, self._not_a_number = flusher, not_a_number
         self._refused: set[str] = set()
         self._bars = count()
+        self.told: Callable[[str, object], None] | None = None
+        """Called after each record with what made it, and which of its kind; None while nobody profiles."""
         self._samples = self._written = 0
         """Samples trained with so far, and those that the file tells."""
         if flusher is not None:
@@ -74,6 +76,8 @@ class Recorder:
         self._pending.append((time.time(), step, auto, values))
         if self.deadline is None:
             self._arm()
+        if self.told is not None:
+            self.told("backward()" if auto else "td.log()", tuple(values))
 
     def trained(self, samples: int) -> None:
         """Count samples. The number is written with the scalars that are recorded next."""
@@ -144,13 +148,15 @@ class Recorder:
                 total = len(iterable)  # type: ignore[arg-type]
             except TypeError:
                 total = None
-        note = self._bar(next(self._bars), desc, total)
+        note = self._bar(number := next(self._bars), desc, total)
         done, due = 0, time.monotonic() + _PROGRESS_PERIOD
         note(0)
         try:
             for item in iterable:
                 yield item
                 done += 1
+                if self.told is not None:
+                    self.told("td.progress()", number)
                 if (now := time.monotonic()) >= due:
                     due = now + _PROGRESS_PERIOD
                     note(done)

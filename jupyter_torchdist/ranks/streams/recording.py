@@ -14,10 +14,12 @@ import contextlib
 import ctypes
 import faulthandler
 import os
+import struct
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
+from pathlib import Path
 from typing import Any
 
 from ...protocol import codec
@@ -31,7 +33,7 @@ KEPT = 100
 PATIENCE = 1.0
 """Seconds that a dump waits for another one. Reading GPU events may never end."""
 
-_TOUCHED = 0x4  # IN_ATTRIB
+_TOUCHED, _MODIFIED = 0x4, 0x2  # IN_ATTRIB, IN_MODIFY
 
 
 def write_into(environ: MutableMapping[str, str], files: NodePaths, rank: int) -> None:
@@ -58,16 +60,21 @@ class Recording:
         """The dump with which the rank's code has ended: nothing is new after it."""
         self._lock = threading.Lock()
 
-    def listen(self) -> None:
-        """Answer from now on. Without inotify only ``write`` writes."""
+    def listen(self, requests: Path, heard: Callable[[], None]) -> None:
+        """Answer from now on, and call ``heard`` when ``requests`` has grown. Without inotify only ``write`` writes."""
         libc = ctypes.CDLL(None, use_errno=True)
         init = getattr(libc, "inotify_init1", None)
         fd = -1 if init is None else init(os.O_CLOEXEC)
-        if fd >= 0 and libc.inotify_add_watch(fd, os.fsencode(self._stacks), _TOUCHED) >= 0:
-            threading.Thread(target=self._answer, args=(fd,), name="torchdist-recorder", daemon=True).start()
+        if fd >= 0 and (stacks := libc.inotify_add_watch(fd, os.fsencode(self._stacks), _TOUCHED)) >= 0:
+            libc.inotify_add_watch(fd, os.fsencode(requests), _MODIFIED)
+            arguments = fd, stacks, heard
+            threading.Thread(target=self._answer, args=arguments, name="torchdist-recorder", daemon=True).start()
 
-    def _answer(self, fd: int) -> None:
-        while os.read(fd, 65536):
+    def _answer(self, fd: int, watch: int, heard: Callable[[], None]) -> None:
+        while news := _watches(os.read(fd, 65536)):
+            heard()
+            if watch not in news:
+                continue
             with contextlib.suppress(OSError), open(self._stacks, "ab") as stacks:
                 faulthandler.dump_traceback(stacks, all_threads=True)
             self.write()
@@ -96,6 +103,11 @@ class Recording:
         recorders = [_shortened(dump) for dump in flight.dumps()]
         told = {"rank": self._rank, "t": time.time(), "end": end, "place": place, "groups": flight.groups()}
         return (codec.dumps({**told, "recorders": recorders}) + "\n").encode("ascii")
+
+
+def _watches(events: bytes) -> set[int]:
+    """Of which watches these events are (inotify(7), for watched files)."""
+    return {watch for watch, _, _, _ in struct.iter_unpack("iIII", events)}
 
 
 def innermost(places: Iterable[tuple[str, int]]) -> str:

@@ -1,0 +1,29 @@
+"""How far the clock of a node is ahead of ours, from the answers to pings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..protocol.wire.messages import Ping
+
+SLOWER = 2.0
+"""An answer counts if it took at most so many times as long as the last one that counted: clocks drift."""
+
+
+@dataclass(frozen=True)
+class Clock:
+    """Seconds that a node's clock is ahead of this one, and the largest error."""
+
+    ahead: float
+    within: float
+
+
+def compared(known: Clock | None, pong: Ping, now: float, wall: float) -> Clock | None:
+    """``known``, or what the pong tells better. ``now`` is on the clock of pings, ``wall`` in seconds since the epoch.
+
+    The node read its clock while the message was on its way, so half of the way is the error.
+    """
+    error = max(now - pong.t, 0.0) / 2
+    if not pong.clock or (known is not None and error > SLOWER * known.within):
+        return known
+    return Clock(pong.clock - (wall - error), error)

@@ -123,6 +123,17 @@ class ProfileRequest(Record):
     within: float
 
 
+MOST_STEPS = 1000
+"""Of a profile: a rank keeps all that happens in them in its memory."""
+
+
+def steps(text: str) -> int:
+    """How many steps an option asks to profile. Raises ``ValueError`` with what it may be."""
+    if not (text.isascii() and text.isdecimal() and len(text) < 9 and 1 <= int(text) <= MOST_STEPS):
+        raise ValueError(f"a whole number from 1 to {MOST_STEPS}")
+    return int(text)
+
+
 @dataclass(frozen=True)
 class Profiled(Record):
     """One rank's part of a profile. Times are seconds a step; ``steps`` is 0 if it has none."""

@@ -12,6 +12,7 @@ from typing import Any
 
 from .columns import Layout, beside
 from .errors import OptionError
+from .events import steps
 from .hosts import parse_hosts, parse_setting
 from .strategy import ALONE, NAMES, PRECISIONS
 from .typed import Record
@@ -280,7 +281,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("--checkpoint", "life", "DIR", "save model, optimizer, position and RNG there while it trains", _path),
     Option("--resume", "life", "", "begin at the last checkpoint in --checkpoint DIR, if there is one"),
     Option("--plan", "look", "", "print what would run, and run nothing"),
-    Option("--profile", "look", "STEPS", "profile so many steps after the first two: a table and a timeline", _count),
+    Option("--profile", "look", "STEPS", "profile so many steps after the first two: a table and a timeline", steps),
     _choice("--watch", "look", ("full", "compact", "text", "off"), "how the job is shown (default: full)"),
 )
 
@@ -339,9 +340,8 @@ def _store(chosen: dict[str, Any], option: Option, text: str) -> None:
     assert option.convert is not None
     try:
         value = option.convert(text)
-    except ValueError as error:
-        hint = f"write {option.flag} {option.metavar}"
-        raise OptionError(f"{option.flag} {text!r}: expected {error}", hint) from None
+    except ValueError as why:
+        raise OptionError(f"{option.flag} {text!r}: expected {why}", f"write {option.flag} {option.metavar}") from None
     if option.repeatable:
         items = value if isinstance(value, tuple) else (value,)
         value = (*chosen.get(option.field, ()), *items)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from ..protocol.errors import OptionError
+from ..protocol.events import steps
 from ..protocol.hosts import bytes_of
 
 VERBS = {
@@ -139,9 +140,10 @@ def _rank(text: str) -> int:
 
 
 def _steps(text: str) -> int:
-    if not text.isdecimal() or not int(text):
-        raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number, 1 or more")
-    return int(text)
+    try:
+        return steps(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected {error}") from None
 
 
 def _pattern(text: str) -> str:

@@ -121,7 +121,7 @@ def test_options_of_the_strategy_add_to_those_of_files() -> None:
         ("-O", "needs a value", "-O KEY=VALUE"),
         ("--precision bf61", "did you mean bf16?", "--precision"),
         ("--grad-accumulation 0", "at least 1", "--grad-accumulation N"),
-        ("--profile 0", "at least 1", "--profile STEPS"),
+        ("--profile 0", "from 1 to 1000", "--profile STEPS"),
         ("--checkpoint ''", "expected a path", "--checkpoint DIR"),
         ("--gpus 1 --ranks 1", "--gpus and --ranks cannot be used together", "--gpus N for GPU ranks"),
         ("--ranks 2 --backend nccl", "--backend nccl needs GPUs", "--gpus N"),

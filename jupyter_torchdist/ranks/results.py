@@ -85,8 +85,10 @@ class Results:
         if out == ("none",):
             return last, []
         if out == ("auto",):
-            # ``torch.compile`` puts names such as ``__compiled_fn_1`` and ``__resume_at_8_2`` here; ours are alike.
-            new = [name for name in names if name not in self._before and not re.match("__.*(?<!__)$", name)]
+            # ``torch.compile`` puts names such as ``__compiled_fn_1`` and ``__resume_at_8_2`` here.
+            new = [
+                name for name in names if name not in self._before and not re.match("__(torchdist|.*(?<!__)$)", name)
+            ]
             found = [*self._loaded.manifest.bound, *marshal.changed_names(self._loaded, names), *new]
             chosen = {name: names[name] for name in found if name in names and name != CALL}
             gone = (name for name in self._loaded.names if name not in names and name.isidentifier() and name != CALL)

@@ -168,7 +168,7 @@ function source(spec: JobSpec): HTMLElement {
   const numbers = lines.map((_, index) => String(index + spec.first_line)).join('\n');
   return make(
     'div.td-source',
-    { tabindex: '0', role: 'region', 'aria-label': trans('source of the job') },
+    { tabindex: '0', role: 'group', 'aria-label': trans('source of the job') },
     make('pre.td-source-numbers', { 'aria-hidden': 'true' }, numbers),
     make('pre.td-code', {}, make('code', {}, text))
   );

@@ -22,7 +22,7 @@ WORKERS ?= 3
 # Our processes are short-lived and many: without compiled files each would compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo diagnose-score test test-jobs test-unit test-cluster test-ranks test-strategies test-deepspeed test-browser test-front test-torch test-releases seen lint format docs bench soak lab front browser cluster screenshots wheel clean
+.PHONY: demo diagnose-score test test-jobs test-unit test-cluster test-engines test-ranks test-strategies test-deepspeed test-browser test-front test-torch test-releases seen lint format docs bench soak lab front browser cluster engines screenshots wheel clean
 
 demo: $(READY) front
 	@$(BIN)/python scripts/demo.py
@@ -32,9 +32,10 @@ demo: $(READY) front
 test:
 	@$(MAKE) --no-print-directory --jobs 4 test-unit test-jobs test-front
 
-test-jobs: $(READY) front browser cluster
+test-jobs: $(READY) front browser cluster engines
 	@$(MAKE) --no-print-directory test-browser
 	@$(MAKE) --no-print-directory test-cluster
+	@$(MAKE) --no-print-directory test-engines
 	@$(MAKE) --no-print-directory test-ranks
 
 # What a name's tests say is shown when they have ended: others run beside them.
@@ -52,6 +53,11 @@ test-ranks: $(READY)
 test-cluster: WORKERS = 0
 test-cluster: $(READY) cluster
 	$(call told,cluster,$(PYTEST) tests/cluster)
+
+# On a Slurm of their own, whose nodes are such hosts, too.
+test-engines: WORKERS = 0
+test-engines: $(READY) cluster engines
+	$(call told,engines,$(PYTEST) tests/engines)
 
 # Every strategy and option on real ranks, held against one device.
 test-strategies: $(READY)
@@ -87,7 +93,7 @@ test-releases:
 	@$(MAKE) --no-print-directory test-torch V=2.15.0
 
 soak: $(READY) front browser test-releases
-	$(BIN)/python -m pytest -m soak -p no:randomly --timeout 3600 tests/unit tests/integration tests/differential tests/cluster tests/strategies tests/browser
+	$(BIN)/python -m pytest -m soak -p no:randomly --timeout 3600 tests/unit tests/integration tests/differential tests/cluster tests/engines tests/strategies tests/browser
 
 lint: $(READY) $(NODE_MODULES)
 	$(BIN)/ruff check .
@@ -138,6 +144,12 @@ cluster:
 	@PATH="$$PATH:/usr/sbin:/sbin"; for each in sshd ssh nft ip tc nsenter tcsh fish; do command -v $$each; done | wc -l | grep -qx 8 || \
 	  $(call apt_install,openssh-client openssh-server nftables iproute2 util-linux tcsh fish) || \
 	  echo 'No sshd, nft or ip to be had: the tests on several hosts are skipped' >&2
+
+# Slurm, for the tests of its launcher; they are skipped without.
+engines: cluster
+	@PATH="$$PATH:/usr/sbin:/sbin"; for each in slurmctld slurmd sbatch munged; do command -v $$each; done | wc -l | grep -qx 4 || \
+	  $(call apt_install,slurmctld slurmd slurm-client munge) || \
+	  echo 'No Slurm to be had: the tests of --launcher slurm are skipped' >&2
 
 # The README's pictures.
 screenshots: $(READY) front browser

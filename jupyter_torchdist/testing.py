@@ -235,6 +235,8 @@ class FakeSubmission:
         self._file = directory / name
         self.token = {"id": name}
 
+    hosts: Sequence[str] = ()
+
     def tell(self, word: str, position: int | None = None, reason: str = "") -> None:
         """Set what the engine reports from now on."""
         publish_json(self._file, {"word": word, "position": position, "reason": reason})

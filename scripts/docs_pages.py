@@ -1,9 +1,9 @@
 """Writes the generated parts of the pages in ``docs``: tables of options, and every refusal with its remedy.
 
 ``python -m scripts.docs_pages`` writes them, ``--check`` says which of them are old and exits with 1. A page marks a
-place with ``<!-- options -->`` … ``<!-- options: end -->``, or ``<!-- options: fsdp -->`` for one strategy; what
-``--json`` prints stands between ``<!-- json -->`` and ``<!-- json: end -->`` (``scripts/json_pages.py``); the pages of
-``docs/refusals`` are written whole.
+place with ``<!-- options -->`` … ``<!-- options: end -->``, or ``<!-- options: fsdp -->`` for one strategy or
+launcher; what ``--json`` prints stands between ``<!-- json -->`` and ``<!-- json: end -->``
+(``scripts/json_pages.py``); the pages of ``docs/refusals`` are written whole.
 """
 
 from __future__ import annotations
@@ -23,8 +23,10 @@ from jupyter_torchdist.diagnosis.catalogue import (
     training,
     unclear,
 )
+from jupyter_torchdist.protocol.options import launcher
 from jupyter_torchdist.protocol.options.strategy import explained, options_of
 from jupyter_torchdist.protocol.spec import OPTIONS
+from jupyter_torchdist.protocol.strategy import NAMES
 
 from . import json_pages
 from .messages import ROOT, Message, cell, messages
@@ -359,8 +361,11 @@ def _rows() -> list[str]:
 
 
 def _strategy_rows(strategy: str) -> list[str]:
-    rows = options_of(strategy)
-    lines = [f"| `{cell(f'{row.name}={row.metavar}')}` | {cell(explained(row))} |" for row in rows]
+    """Of a strategy, or of a launcher."""
+    rows = [(f"{row.name}={row.metavar}", row.help) for row in launcher.options_of(strategy).values()]
+    if strategy in NAMES:
+        rows = [(f"{row.name}={row.metavar}", explained(row)) for row in options_of(strategy)]
+    lines = [f"| `{cell(option)}` | {cell(text)} |" for option, text in rows]
     return ["| `-O` | meaning |", "|---|---|", *lines] if lines else []
 
 

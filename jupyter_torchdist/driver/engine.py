@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ..launchers.base import ENDED, QUEUED, RUNNING, EngineState, Launcher, Submission
 from ..protocol.errors import LaunchError
 from ..protocol.events import Event
 from ..protocol.plan import Plan
+from .links import Link
 
 LOOK_SECONDS = 1.0
 """Seconds between two state queries to the engine."""
@@ -34,6 +36,16 @@ class Engine:
     @property
     def ended(self) -> bool:
         return self.state.word == ENDED
+
+    def named(self, plan: Plan, links: Sequence[Link]) -> Plan:
+        """The plan with the names that the engine has given its nodes so far, which the links get, too."""
+        hosts = self._submission.hosts if self._submission else ()
+        if not hosts or [node.host for node in plan.nodes] == list(hosts):
+            return plan
+        nodes = tuple(replace(node, host=host) for node, host in zip(plan.nodes, hosts, strict=True))
+        for link, node in zip(links, nodes, strict=True):
+            link.node = node
+        return replace(plan, nodes=nodes)
 
     def submit(self, attempt: int) -> Submission:
         """A new submission. The submission of an earlier attempt is cancelled. Raises ``LaunchError``."""

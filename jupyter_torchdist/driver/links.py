@@ -262,6 +262,7 @@ class Link:
                 "job": self._plan.job,
                 "files": {path.name: path.read_text(encoding="utf-8") for path in names},
                 "blobs": list(self._digests or ()),
+                "store": str(self._blob_directory),
             }
         )
 

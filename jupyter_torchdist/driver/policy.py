@@ -41,6 +41,8 @@ class AttemptStatus:
     terminate: bool = False
     """Whether the ranks are to get SIGTERM, with the plan's grace."""
     timed_out: bool = False
+    expired: str = ""
+    """Why the engine will soon end the job: the agents end their ranks, with the plan's grace."""
     stalled: float | None = None
     """Since when no rank makes progress."""
     judge_at: float = 0.0
@@ -150,7 +152,7 @@ def _again(plan: Plan, state: JobState, standing: AttemptStatus) -> Again | None
     if hung and not plan.fresh and state.attempt == 1 and not _stopped_on_request(standing):
         note = "the forked ranks hung before their first user line; started again with --fresh"
         return Again(note, True, state.restarts, end)
-    wanted = not _stopped_on_request(standing) and not standing.timed_out
+    wanted = not (_stopped_on_request(standing) or standing.timed_out or standing.expired)
     if wanted and end.state == "failed" and state.failures() and state.restarts < plan.restarts:
         number = state.restarts + 1
         note = f"{end.reason}; all ranks are started again ({number} of {plan.restarts})"
@@ -178,7 +180,7 @@ def _ends_stalled(state: JobState) -> bool:
 def _reason(plan: Plan, state: JobState, standing: AttemptStatus) -> str:
     if _stopped_on_request(standing):
         return "cancelled"
-    if standing.timed_out:
+    if standing.timed_out or standing.expired:
         return "timed_out"
     if failures(state) or _interrupted_unasked(state, standing):
         return "failed"
@@ -191,7 +193,7 @@ def _grace(plan: Plan, state: JobState, standing: AttemptStatus, now: float) -> 
     """The grace in seconds (SIGTERM to SIGKILL) if the job is to end now; None to let it run."""
     if standing.kill or standing.interrupts > 1:
         return 0.0
-    if standing.terminate:
+    if standing.terminate or standing.expired:
         return plan.grace
     if standing.lost or (_ends_stalled(state) and not _begun(state)):
         return STOP_GRACE
@@ -221,7 +223,7 @@ def _stopped_on_request(standing: AttemptStatus) -> bool:
 
 def _interrupted_unasked(state: JobState, standing: AttemptStatus) -> bool:
     """Whether a rank got a SIGINT from elsewhere: it has ended its code, and others may wait for it in a collective."""
-    asked = _stopped_on_request(standing) or standing.timed_out
+    asked = _stopped_on_request(standing) or standing.timed_out or bool(standing.expired)
     return not asked and any(rank.state == "interrupted" for rank in state.ranks.values())
 
 
@@ -260,6 +262,8 @@ def finish(plan: Plan, state: JobState, standing: AttemptStatus) -> Finish:
     if _stopped_on_request(standing) and not failed_first:
         killed = standing.kill or standing.interrupts > 1
         return Finish("cancelled", "killed on request" if killed else "stopped on request", None)
+    if standing.expired and not failed_first:
+        return Finish("timed_out", standing.expired, None)
     if standing.timed_out and not failed_first:
         return Finish("timed_out", f"ran longer than --timeout {plan.timeout:g}s", None)
     if standing.lost:

@@ -174,6 +174,7 @@ class Driver:
             self._tick(now)
 
     def _keep_links(self, now: float) -> None:
+        self._plan = self._engine.named(self._plan, self._links)
         for link in self._links:
             if self._engine.ended and link.channel is None and not link.ended:
                 self._lose(link, self._engine.state.reason or "its launcher has ended it")
@@ -349,6 +350,8 @@ class Driver:
         if event.kind == "launcher.rendezvous" and link is self._links[0]:
             self._endpoint = (event.data["address"], event.data["port"])
             self._start_others()
+        if event.kind == "node.expiring":
+            self._standing = replace(self._standing, expired=event.data["reason"])
         if event.kind in ("launcher.ended", "node.ended") and event.data.get("error"):
             self._errors[f"{event.node} {event.kind}"] = event.data["error"].strip().rpartition("\n")[2]
         if event.kind not in INTERNAL and _key(event) not in self._seen:

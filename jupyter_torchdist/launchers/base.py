@@ -37,6 +37,10 @@ class Submission(Protocol):
     def token(self) -> dict[str, Any]:
         """What ``attach`` needs in another process, as JSON: Slurm's job id, Ray's submission id. Empty for none."""
 
+    @property
+    def hosts(self) -> Sequence[str]:
+        """The names of the plan's nodes, in its order; empty while they are not known, or as the plan has them."""
+
     def connect(self, node: NodePlan) -> Channel:
         """A new channel to the node's agent. Not called while the state is ``queued``.
 
@@ -90,6 +94,7 @@ class ChannelPerNode:
     """An engine without a queue: it is its own submission, and always running. Subclasses implement ``connect``."""
 
     token: ClassVar[dict[str, Any]] = {}
+    hosts: ClassVar[Sequence[str]] = ()
 
     def planned(self, plan: Plan, options: Options, inventories: Sequence[Inventory]) -> Plan:
         return plan

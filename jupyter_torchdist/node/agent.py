@@ -48,6 +48,9 @@ SILENCE_SECONDS = 30.0
 FAST_TICK, SLOW_TICK = 0.004, 0.02
 """Seconds between two looks at the event files: a quarter of the time since the last change, within these limits."""
 
+EXPIRING = "expiring"
+"""A file in the runtime directory, which an engine's process writes before the engine ends all: the reason."""
+
 SETTLED_SECONDS, QUIET_TICK = 0.2, 0.25
 """When nothing changed for ``SETTLED_SECONDS`` and inotify reports changes, the agent polls every ``QUIET_TICK``."""
 
@@ -82,6 +85,7 @@ class Agent:
         self._listener = listener
         self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         self._directory = directory
+        self._expiring = directory.parent / EXPIRING
         self._selector = selectors.DefaultSelector()
         self._selector.register(listener, selectors.EVENT_READ, self._accept)
         self._peers: list[Peer] = []
@@ -151,6 +155,7 @@ class Agent:
             self._child_died = False
             self._reap_at = now + 1.0
             self._reap()
+            self._look_for_an_end(now)
         for name, job in list(self._jobs.items()):
             if job.poll(now, partial(self._strays, job)):
                 self._changed = now
@@ -160,6 +165,12 @@ class Agent:
         self._care_for_orphans(now)
         if self._starts.turn(now):
             self._changed = now
+
+    def _look_for_an_end(self, now: float) -> None:
+        with contextlib.suppress(OSError):
+            if reason := self._expiring.read_text().strip():
+                for job in self._jobs.values():
+                    job.expire(reason, now)
 
     def _reap(self) -> None:
         self._starts.reap()
@@ -319,7 +330,7 @@ class Agent:
 
     def _on_prepare(self, peer: Peer, said: messages.Prepare, body: bytes) -> None:
         """On a node without the driver's disk: store the job's files, answer which blobs are missing."""
-        missing = prepare(peer.scratch, said.job, said.files, said.blobs)
+        missing = prepare(peer.scratch, said.job, said.files, said.blobs, said.store)
         peer.channel.send({"type": "missing", "job": said.job, "blobs": missing})
 
     def _on_blob(self, peer: Peer, said: messages.BlobPiece, body: bytes) -> None:

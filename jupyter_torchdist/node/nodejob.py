@@ -286,6 +286,12 @@ class NodeJob:
     def _say_place(self, rank: int, stack: Stack) -> None:
         self.events.write("rank.place", rank=rank, place=stack.place, begin=stack.begin, end=stack.end)
 
+    def expire(self, reason: str, now: float) -> None:
+        """End the job with its grace, before the engine ends it without one."""
+        if self.state in ("starting", "running"):
+            self.events.write("node.expiring", reason=reason)
+            self.end(self.grace, now)
+
     def end(self, grace: float, now: float, error: str = "") -> None:
         """End every process of the job: SIGTERM now, SIGKILL after ``grace`` seconds. A later call may shorten that."""
         if self.state == "ended":

@@ -49,12 +49,30 @@ def replica_blobs(scratch: Path) -> Path:
     return make_private(scratch / "blobs")
 
 
-def prepare(scratch: Path, job: str, files: dict[str, str], digests: Sequence[str]) -> list[str]:
-    """Write the job's files. Returns the digests of the blobs that this node does not have."""
+def prepare(scratch: Path, job: str, files: dict[str, str], digests: Sequence[str], store: str = "") -> list[str]:
+    """Write the job's files. Returns the digests of the blobs that this node does not have.
+
+    ``store``: where the driver has the blobs. On a file system that both see they are used from there. Empty: nowhere.
+    """
     paths, blobs = replica(scratch, job), replica_blobs(scratch)
     for name, text in files.items():
         write_private(paths.root / safe_name(name), text.encode("utf-8"))
-    return [digest for digest in digests if not (blobs / safe_name(digest)).exists()]
+    return [digest for digest in digests if not _have(blobs / safe_name(digest), Path(store) / safe_name(digest))]
+
+
+def _have(blob: Path, original: Path) -> bool:
+    if blob.exists():
+        return True
+    if not original.is_absolute():
+        return False
+    try:
+        if not stat.S_ISREG(original.lstat().st_mode) or original.stat().st_uid != os.getuid():
+            return False
+        blob.unlink(missing_ok=True)  # a link to what is not there any more
+        blob.symlink_to(original)
+    except OSError:
+        return False
+    return True
 
 
 @dataclass

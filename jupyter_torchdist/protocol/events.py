@@ -29,6 +29,7 @@ launcher.rendezvous  address, port: where the first node's store listens
 launcher.child       pid, code, why, stopped (by the engine itself; null if it does not report this): a rank's
                      process ended
 launcher.ended       codes {pid: exit code}, error (text, empty when all is well)
+node.expiring        reason: the engine will soon end what runs on the node, so the agent ends the ranks
 node.ended           error: a check found no living process of the job on the node
 rank.started         process (ProcessId), local_rank
 rank.ready           user code begins; the process group is up
@@ -208,6 +209,7 @@ KINDS: dict[str, Kind] = {
     "node.up": Kind((AGENT,), may={"agent": ProcessId}),
     "node.lost": Kind((DRIVER,), may={"reason": str}),
     "node.clock": Kind((DRIVER,), {"ahead": float, "within": float}),
+    "node.expiring": Kind((AGENT,), {"reason": str}),
     "node.ended": Kind((AGENT,), may={"attempt": int, "error": str}),
     "launcher.started": Kind((LAUNCHER,), {"process": ProcessId}, {"attempt": int}),
     "launcher.rendezvous": Kind((LAUNCHER,), {"address": str, "port": int}),

@@ -40,6 +40,7 @@ SelectTypeParameters=CR_Core
 SchedulerType=sched/backfill
 SchedulerParameters=bf_interval=2,sched_interval=2,batch_sched_delay=0
 ReturnToService=2
+EnforcePartLimits=ALL
 MpiDefault=none
 KillWait=3
 MinJobAge=60
@@ -47,7 +48,8 @@ GresTypes=gpu
 SlurmdParameters=config_overrides
 {nodes}
 PartitionName=debug Nodes=ALL Default=YES MaxTime=60 State=UP
-PartitionName=small Nodes=node1 MaxTime=10 State=UP
+PartitionName=small Nodes=node1 MaxTime=10 AllowAccounts=rich State=UP
+PartitionName=bare Nodes=node1 State=UP
 """
 
 
@@ -129,6 +131,12 @@ class Slurm:
         """Of the job in Slurm."""
         return str(next(event.data["token"]["job"] for event in job.events() if event.kind == "job.launched"))
 
+    def occupy(self) -> str:
+        """A job of somebody else that has all cores of both nodes: its number."""
+        number = self.run("sbatch", "--parsable", "--nodes=2", "--exclusive", "--output=/dev/null", "--wrap=sleep 1000")
+        assert wait_until(lambda: any(line.startswith(f"{number} ") and "RUNNING" in line for line in self.queue()), 10)
+        return number
+
     def steps(self) -> list[str]:
         return self.run("squeue", "-h", "--steps", "-o", "%i %j").splitlines()
 
@@ -136,7 +144,8 @@ class Slurm:
         """One line for each process of a job there."""
         daemons = ("slurmd ", "slurmstepd: [", "sleep 1000000")
         found = self.bed.processes(node).items()
-        return [f"{node}: process {pid}: {said}" for pid, said in found if not said.startswith(daemons)]
+        lines = [f"{node}: process {pid}: {said}" for pid, said in found if not said.startswith(daemons)]
+        return [*lines, *self.bed.run(node, "find", "/tmp/torchdist-0", "-mindepth", "1", check=False).stdout.split()]
 
     def clear(self) -> None:
         """End what tests left."""

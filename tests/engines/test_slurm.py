@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import types
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from jupyter_torchdist.client import Job
+from jupyter_torchdist.client import Job, attach
 from jupyter_torchdist.client.drivers import DriverPool
-from tests.cluster.cells import MEET, PATIENCE, SLEEP
+from jupyter_torchdist.store import catalog
+from tests.cluster.cells import MEET, PATIENCE, PYTHON, SLEEP, kill_driver
 from tests.cluster.cells import start as started
 from tests.engines.slurm import Slurm
 from tests.leaks import wait_until
@@ -59,3 +62,89 @@ def test_a_cancel_ends_the_ranks_and_the_job_in_the_queue(pool: DriverPool, slur
     job.interrupt()
     assert job.wait(PATIENCE).state == "cancelled"
     assert wait_until(lambda: not slurm.queue(), 10)
+
+
+def test_a_job_waits_in_the_queue_and_then_runs(pool: DriverPool, slurm: Slurm) -> None:
+    holder = slurm.occupy()
+    first, second = start(pool, MEET), start(pool, MEET)
+    assert wait_until(lambda: "position 1: waiting for nodes" in first.state.queued, 20), first.state.queued
+    assert wait_until(lambda: second.state.queued.startswith("position 2: "), 20), second.state.queued
+    second.interrupt()
+    assert second.wait(PATIENCE).state == "cancelled"
+    assert not second.state.ranks
+    assert [line.split()[1] for line in slurm.queue()] == [f"torchdist-{first.id}", "wrap"]
+    slurm.run("scancel", holder)
+    assert first.wait(PATIENCE).state == "succeeded", first.state.reason
+
+
+COUNT = (
+    MEET
+    + "import time\nwhile True:\n    print('line', i := globals().get('i', -1) + 1, flush=True)\n    time.sleep(0.1)\n"
+)
+
+
+def test_a_job_is_found_again_and_ends_with_slurms_own_cancel(pool: DriverPool, slurm: Slurm, tmp_path: Path) -> None:
+    script = tmp_path / "count.py"
+    script.write_text(COUNT)
+    words = f"--launcher slurm --nodes 2 --ranks 2 --host-option python={PYTHON} {script}".split()
+    with subprocess.Popen([sys.executable, "-m", "jupyter_torchdist", "run", *words], stdout=subprocess.PIPE) as shell:
+        assert wait_until(lambda: len(catalog.jobs()) == 1, PATIENCE)
+        job = attach(catalog.jobs()[0].job, pool=pool)
+        assert wait_until(lambda: "line 3" in job.logs(1), PATIENCE), job.state
+        shell.kill()
+    kill_driver(job)
+    seen = job.logs(1).count("line ")
+
+    def goes_on() -> bool:
+        job.revive()
+        return job.logs(1).count("line ") > seen + 5
+
+    assert wait_until(goes_on, PATIENCE)
+    for rank in range(2):
+        numbers = [int(line.split()[-1]) for line in job.logs(rank).splitlines() if "line " in line]
+        assert numbers == list(range(len(numbers))), "each line once, in order"
+    slurm.run("scancel", slurm.number(job))
+    assert job.wait(PATIENCE).state == "lost"
+    assert job.state.reason == "the launcher ended it: it was cancelled in Slurm (scancel)"
+
+
+LINKS = """
+import os
+blobs = os.path.join(os.environ["TORCHDIST_SCRATCH"], "blobs")
+print("links", [os.path.islink(os.path.join(blobs, name)) for name in os.listdir(blobs)])
+"""
+
+
+def test_inside_an_allocation_only_the_jobs_own_step_ends(
+    pool: DriverPool, slurm: Slurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    allocation = slurm.occupy()
+    monkeypatch.setenv("SLURM_JOB_ID", allocation)
+    monkeypatch.setenv("TORCHDIST_HOME", str(slurm.directory / "home"))
+    job = started(pool, LINKS + SLEEP, "--launcher slurm --ranks 2")
+    assert [node.host for node in job.plan.nodes] == ["node1", "node2"]
+    assert wait_until(lambda: asleep(job), PATIENCE), job.state
+    assert "links [True, True]" in job.logs(1), "captured data is read where the driver has it"
+    kill_driver(job)
+    job.interrupt()
+    assert job.wait(PATIENCE).state == "cancelled"
+    assert wait_until(lambda: not any("torchdist" in step for step in slurm.steps()), 10), slurm.steps()
+    assert slurm.queue() == [f"{allocation} wrap RUNNING"]
+    slurm.run("scancel", allocation)
+
+
+SAVE = SLEEP.replace(
+    "import time",
+    "import signal, sys, time\n"
+    "def save(*_):\n    time.sleep(1)\n    print('saved', flush=True)\n    sys.exit(1)\n"
+    "signal.signal(signal.SIGTERM, save)",
+)
+
+
+def test_before_the_time_limit_the_ranks_can_save(pool: DriverPool, slurm: Slurm) -> None:
+    job = start(pool, SAVE, "--ranks 2 -O time=30")
+    assert wait_until(lambda: asleep(job), PATIENCE), job.state
+    slurm.run("scontrol", "update", f"jobid={slurm.number(job)}", "timelimit=1")
+    assert job.wait(PATIENCE).state == "timed_out"
+    assert job.state.reason == "the time limit of Slurm: -O time=TIME asks for more"
+    assert job.logs(stream="out").count("saved") == 2

@@ -99,6 +99,10 @@ class Question:
         self._said.close()
         return code, said
 
+    def hurry(self) -> None:
+        """Ask again now."""
+        self._due = 0.0
+
     def close(self) -> None:
         if self._asked is not None:
             self._asked.kill()

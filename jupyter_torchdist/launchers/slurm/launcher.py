@@ -17,19 +17,20 @@ from .script import batch_script, job_name, step_command
 from .submission import SlurmSubmission, StepSubmission, expanded
 
 _CAUSES = (
-    ("partition", "partition", "`sinfo -s` lists the partitions"),
     ("account|association", "account", "`sacctmgr show associations user=$USER` lists your accounts"),
+    ("partition", "partition", "`sinfo -s` lists the partitions"),
     ("qos", "qos", "`sacctmgr show qos` lists them"),
     ("time limit", "time", "`sinfo -o '%P %l'` shows the limit of each partition"),
     ("feature", "constraint", "`sinfo -o '%N %f'` lists the features of the nodes"),
     ("reservation", "reservation", "`scontrol show reservations` lists them"),
-    ("memory", "mem", "`sinfo -o '%N %m'` shows the memory of the nodes, in MiB"),
-    ("generic resource|gres", "gpus-per-node", "`sinfo -o '%N %G'` shows the GPUs of the nodes"),
     ("invalid node name", "nodelist", "`sinfo -N` lists the nodes"),
-    ("cpu|processors", "cpus-per-task", "`sinfo -o '%N %c'` shows the cores of the nodes"),
-    ("node", "nodes", "`sinfo -o '%P %D %N %c %m %G'` shows what each partition has"),
+    (
+        "node|memory|cpu|processors|gres",
+        "nodes|cpus-per-task|gpus-per-node|mem",
+        "`sinfo -o '%P %D %N %c %m %G'` shows what each partition has",
+    ),
 )
-"""A pattern of Slurm's words, the option of sbatch that it is about, and where to look."""
+"""A pattern of Slurm's words, the options of sbatch that it is about, and where to look."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ class SlurmLauncher:
                 cores=node.cores if allocation else _cores(node, options, values, count),
                 memory=0,
                 gpus=tuple(open_gpu(index, node.kind) for index in range(node.gpus)),
-                numactl=True,
+                numactl=True,  # nothing is known of them yet
                 addresses=("",),
                 reach=settings_of_all(options.host_option),
             )
@@ -137,16 +138,17 @@ def _of_partition(values: Mapping[str, Any], options: Options) -> list[Node]:
     if not which and (default := [row for row in rows if row[3].endswith("*")]):
         rows = default
     if not rows:
-        raise LaunchError(f"{_partition(values)} has no nodes, or there is none of this name", "`sinfo -s` lists them")
+        _send(f"#!/bin/sh\n#SBATCH --partition={values.get('partition', '')}\n", "--test-only")  # Slurm says why
+        raise LaunchError(f"{_partition(values)} has no nodes", "`sinfo -s` lists the partitions")
     nodes = [_node(name, cores, gres, options.gpu_type) for name, cores, gres, _ in rows]
     return sorted({node.name: node for node in nodes}.values(), key=lambda node: -node.gpus)
 
 
 def _node(name: str, cores: str, gres: str, kind: str | None) -> Node:
-    """``gpu:a100:8(S:0-1),gpu:t4:2`` are GPUs of two kinds."""
+    """``gpu:a100:8(S:0-1),gpu:t4:2`` are GPUs of two kinds. Those of another ``kind`` do not count."""
     found = [(one[1] or "gpu", int(one[2])) for one in re.finditer(r"gpu(?::([\w.-]*[A-Za-z_][\w.-]*))?:(\d+)", gres)]
     fits = [(named, count) for named, count in found if kind is None or open_gpu(0, named).is_a(kind)]
-    named, count = max(fits or found or [("gpu", 0)], key=lambda one: one[1])
+    named, count = max(fits or [("gpu", 0)], key=lambda one: one[1])
     return Node(name, int(cores.rstrip("+")), count, named)
 
 
@@ -173,6 +175,12 @@ def _check_time(options: Options, values: Mapping[str, Any]) -> None:
 def _check_gpus(options: Options, nodes: Sequence[Node], where: str) -> None:
     if options.ranks is not None:
         return
+    kind = options.gpu_type
+    if kind is not None and not any(open_gpu(0, node.kind).is_a(kind) for node in nodes if node.gpus):
+        raise ResourceError(
+            f"no node of {where} has a GPU {kind}, as Slurm calls them",
+            "`sinfo -o '%N %G'` shows the kinds of GPUs; leave --gpu-type out where they have none",
+        )
     have = sum(node.gpus for node in nodes)
     if not have:
         raise ResourceError(
@@ -199,8 +207,9 @@ def _send(script: str, how: str) -> str:
     try:
         return commands.run("sbatch", how, text=script)
     except LaunchError as error:
-        for pattern, option, look in _CAUSES:
-            line = next((line for line in script.splitlines() if line.startswith(f"#SBATCH --{option}=")), "")
-            if line and re.search(pattern, error.message, re.IGNORECASE):
-                raise LaunchError(f"Slurm refuses {line}: {error.message}", look) from None
+        for pattern, options, look in _CAUSES:
+            lines = [line for line in script.splitlines() if re.match(f"#SBATCH --({options})=", line)]
+            if lines and re.search(pattern, error.message, re.IGNORECASE):
+                which = ", ".join([lines[0], *(line.removeprefix("#SBATCH ") for line in lines[1:])])
+                raise LaunchError(f"Slurm refuses {which}: {error.message}", look) from None
         raise LaunchError(f"Slurm refuses the job: {error.message}", error.hint) from None

@@ -12,20 +12,26 @@ from ...protocol.spec import Options
 WARNING_SECONDS = 30
 """Between the warning and the time limit, beyond the job's grace: for results and the last lines."""
 
+LIMIT = "the time limit of Slurm: -O time=TIME asks for more"
+"""How a job that Slurm's time limit ended is worded."""
+
 HOLD = """\
 umask 077
-p=/tmp/torchdist-$(id -u); d=$p/{name}
+p=/tmp/torchdist-$(id -u); d=$p/{name}; s=$p/scratch-{name}
 mkdir -p "$d" && [ -O "$p" ] && [ -O "$d" ] || {{ echo "$d belongs to another user" >&2; exit 1; }}
-trap "rm -rf $d" EXIT; trap "exit 0" TERM INT
+trap "rm -rf $d $s/blobs; find $s -depth -type d -empty -delete 2>/dev/null" EXIT; trap "exit 0" TERM INT
 export TORCHDIST_RUNTIME_DIR="$d"
 env -0 >"$d/environ"; mkfifo "$d/start"; exec 3<>"$d/start"
 while :; do if read -r line <&3; then sh -c "$line" & fi; done"""
-"""For sh. It runs what comes through the pipe, so that Slurm knows the agent and its ranks as the job's."""
+"""For sh. It runs what comes through the pipe, so that Slurm knows the agent and its ranks as the job's.
+
+At its end captured data is deleted, and no file that a cell wrote.
+"""
 
 AWAIT = """\
-d=/tmp/torchdist-$(id -u)/{name}; n=0
+p=/tmp/torchdist-$(id -u); d=$p/{name}; n=0
 until [ -p "$d/start" ]; do n=$((n + 1)); [ $n -lt 250 ] || exit 1; sleep 0.1; done
-export TORCHDIST_RUNTIME_DIR="$d"
+export TORCHDIST_RUNTIME_DIR="$d" TORCHDIST_SCRATCH="$p/scratch-{name}"
 """
 """For the shell of a connection: until ``HOLD`` is there."""
 
@@ -37,7 +43,7 @@ hold='{hold}'
 srun {step} sh -c "$hold" &
 holds=$!
 # Before the time limit: the agents end the ranks with SIGTERM, so that they save.
-trap 'srun {step} sh -c ": >/tmp/torchdist-\\$(id -u)/{name}/expiring"' USR1
+trap 'srun {step} sh -c "echo {words} >/tmp/torchdist-\\$(id -u)/{name}/expiring"' USR1
 while kill -0 $holds 2>/dev/null; do wait $holds; done
 """
 
@@ -64,7 +70,11 @@ def batch_script(plan: Plan, options: Options, cpus: int) -> str:
     lines += ["#SBATCH --no-requeue"]
     name = f"{SLURM}-$SLURM_JOB_ID"
     return BATCH.format(
-        lines="\n".join(lines), hold=HOLD.format(name=name), name=name, step=shlex.join(step(plan, cpus))
+        lines="\n".join(lines),
+        hold=HOLD.format(name=name),
+        name=name,
+        words=LIMIT,
+        step=shlex.join(step(plan, cpus)),
     )
 
 

@@ -19,7 +19,7 @@ from ..base import ENDED, QUEUED, RUNNING, EngineState
 from ..booted import BootedChannel
 from . import commands
 from .commands import Question
-from .script import AWAIT, HOLD, job_name
+from .script import AWAIT, HOLD, LIMIT, job_name
 
 FAST, SLOW = 1.0, 5.0
 """Seconds between two questions for the state: in the queue, and while the job runs."""
@@ -28,7 +28,7 @@ _WAITS = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "
 _RUNS = ("RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "RESIZING", "STAGE_OUT")
 
 _ENDS = {
-    "TIMEOUT": "the time limit of Slurm has passed; -O time=… asks for more",
+    "TIMEOUT": LIMIT,
     "CANCELLED": "it was cancelled in Slurm (scancel)",
     "NODE_FAIL": "a node failed (NODE_FAIL)",
     "PREEMPTED": "Slurm gave its nodes to a job of higher priority (PREEMPTED)",
@@ -88,6 +88,10 @@ class SlurmSubmission:
         """The name of the directory in which ``HOLD`` waits on each node."""
         return f"{SLURM}-{self._job}"
 
+    @property
+    def hosts(self) -> Sequence[str]:
+        return self._nodes
+
     # -- where it stands
 
     def state(self) -> EngineState:
@@ -130,6 +134,7 @@ class SlurmSubmission:
         index = [one.name for one in self._plan.nodes].index(node.name)
         if index >= len(self._nodes):
             raise ChannelError("Slurm has not said which nodes the job has")
+        self._question.hurry()  # a lost connection may be the end of the job
         return SlurmChannel(self._job, self._nodes[index], self.directory, node.reach)
 
     def shared(self, node: NodePlan) -> bool:
@@ -206,7 +211,7 @@ class StepSubmission(SlurmSubmission):
         with contextlib.suppress(LaunchError):  # it has ended
             for number, name in _steps(self._job):
                 if name == self._step:
-                    commands.run("scancel", number)
+                    commands.run("scancel", "--signal=TERM", number)  # without it, it is SIGKILL for a step
 
 
 def _directory(plan: Plan, step: str) -> str:

@@ -58,11 +58,15 @@ class Warm(Record):
 
 @dataclass(frozen=True)
 class Prepare(Record):
-    """Files of a job and digests of its blobs, for a node without the driver's disk."""
+    """Files of a job and digests of its blobs, for a node without the driver's disk.
+
+    ``store``: the driver's directory of blobs, which the node may see.
+    """
 
     job: str
     files: Files
     blobs: tuple[str, ...]
+    store: str = ""
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..protocol.memory import MemoryPlan, Need, ParameterSize, Rehearsed, elements
-from ..protocol.plan import Inventory, Plan
+from ..protocol.plan import Inventory, Plan, is_open
 from ..protocol.strategy import StrategyPlan
 from .topology import OVERSUBSCRIPTION_LIMIT
 
@@ -99,6 +99,8 @@ def _verdict(wanted: Need, room: int | None, where: str, bound: str) -> tuple[bo
 def room_of(plan: Plan, inventory: Inventory) -> tuple[int | None, str]:
     """Bytes that a rank may use, and a description of this memory."""
     chosen = {uuid for node in plan.nodes for uuid in node.gpus}
+    if plan.request or any(map(is_open, chosen)):
+        return None, "what the nodes have is not known before the launcher gives them"
     gpus = [gpu for gpu in inventory.gpus if gpu.uuid in chosen]
     if gpus:
         least = min(gpus, key=lambda gpu: gpu.memory)

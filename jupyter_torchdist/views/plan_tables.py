@@ -28,7 +28,7 @@ def plan_table(plan: Plan) -> str:
             ", ".join(runs(node.ranks)),
             _address(node, plan),
             ", ".join(node.gpus) or "CPU",
-            node.reach.python or "this one",
+            node.reach.python or ("searched there" if plan.request else "this one"),
         )
         for node in plan.nodes
     ]

@@ -112,8 +112,24 @@ def test_the_plan_shows_the_script(slurm: Slurm) -> None:
     assert "#SBATCH --exclusive" in lines
     assert [node.gpus for node in plan.nodes] == [("any-gpu-0", "any-gpu-1")] * 2
     assert "sent to the launcher:\n  #!/bin/sh" in plan_table(plan)
+    assert "searched there" in plan_table(plan)
     assert "-O partition=NAME" in help_text(["--launcher", "slurm", "--help"])
     assert not slurm.queue()
+
+
+def test_what_fits_on_unknown_gpus_is_not_known(slurm: Slurm) -> None:
+    torch = pytest.importorskip("torch")
+    names = {"torch": torch, "net": torch.nn.Linear(2, 2), "data": torch.ones(4, 2)}
+    source = (
+        "optimizer = torch.optim.SGD(net.parameters(), 0.1)\n"
+        "for _ in range(2):\n    net(data).mean().backward()\n    optimizer.step()\n"
+    )
+    options = parse_options("--launcher slurm --gpus 2 --strategy auto")
+    prepared = prepare(Request(source, "Cell In[3]", 2, options, names))
+    assert "optimizer state do not fit" not in plan_table(prepared.plan)
+    memory = prepared.memory()
+    assert memory is not None and memory.fits is None
+    assert "what the nodes have is not known before the launcher gives them" in memory.verdict
 
 
 def test_a_python_that_the_nodes_lack_ends_the_job_with_words(pool: DriverPool, slurm: Slurm) -> None:

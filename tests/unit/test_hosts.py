@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from jupyter_torchdist.launchers.booted import remote_command
 from jupyter_torchdist.launchers.code import code
+from jupyter_torchdist.node import routes
 from jupyter_torchdist.planning.configuration import configured, words_of
 from jupyter_torchdist.planning.placing import places
 from jupyter_torchdist.planning.topology import make_plan
 from jupyter_torchdist.protocol.errors import OptionError, ResourceError
 from jupyter_torchdist.protocol.hosts import Host, hosts_of, known_hosts, parse_setting
-from jupyter_torchdist.protocol.plan import Gpu, Inventory, Reach
+from jupyter_torchdist.protocol.plan import Gpu, Inventory, NodePlan, Reach, open_gpu
 from jupyter_torchdist.protocol.spec import JobSpec, parse_options
+from jupyter_torchdist.protocol.wire.assignment import Assignment
+from jupyter_torchdist.protocol.world import World
+from jupyter_torchdist.testing import a_plan, a_spec
 
 
 def inventory(
@@ -191,3 +197,22 @@ def test_a_type_that_no_host_has_is_told() -> None:
         parse_options(["--ranks", "2", "--gpu-type", "A10"])
     with pytest.raises(OptionError, match="the name of a GPU"):
         parse_options(["--gpu-type", "-"])
+
+
+def test_gpus_that_the_engine_chose_are_those_that_are_visible_on_the_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(routes, "gpus", tuple)
+    node = NodePlan("node0", (0, 1), tuple(open_gpu(index, "a100").uuid for index in range(2)), interface="eth0")
+    plan = replace(a_plan(a_spec()), nodes=(node,))
+    world = World({"CUDA_VISIBLE_DEVICES": "3,5,6"}, "/", (), 0o22, {}, "python")
+    assignment = Assignment("/jobs/j", "/blobs", "node0", plan, world)
+    assert routes.with_route(assignment).nodes[0].gpus == ("3", "5")
+    few = replace(assignment, world=replace(world, environ={"CUDA_VISIBLE_DEVICES": "3"}))
+    with pytest.raises(OSError, match="the engine gave 1 GPUs, and 2 ranks need one each"):
+        routes.with_route(few)
+
+
+def test_the_engines_node_names_the_address_for_other_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(routes, "interfaces", lambda: {"10.0.0.1": "eth0", "10.1.0.1": "ib0"})
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *words, **more: [(2, 1, 6, "", ("10.1.0.1", 0))])
+    assert routes.addresses({"SLURMD_NODENAME": "node1"}) == ["10.1.0.1", "10.0.0.1"]
+    assert routes.addresses({}) == ["10.0.0.1", "10.1.0.1"]

@@ -6,6 +6,7 @@ import re
 import signal
 from dataclasses import dataclass, replace
 
+from ..protocol.events import Event
 from ..protocol.plan import Plan
 from ..protocol.state import RANK_ENDS, JobState, RankState
 from ..views.wording import duration
@@ -324,6 +325,11 @@ def asked(standing: AttemptStatus, request: str) -> AttemptStatus:
     return replace(
         standing, terminate=standing.terminate or request == "terminate", kill=standing.kill or request == "kill"
     )
+
+
+def told(standing: AttemptStatus, event: Event) -> AttemptStatus:
+    """``standing`` after an event of a node."""
+    return replace(standing, expired=event.data["reason"]) if event.kind == "node.expiring" else standing
 
 
 def noted(standing: AttemptStatus, state: JobState, now: float, stalled: float | None = None) -> AttemptStatus:

@@ -320,10 +320,8 @@ class Driver:
         elif isinstance(said, messages.Ping):
             link.clock = clocks.compared(link.clock, said, time.monotonic(), time.time())
         elif isinstance(said, messages.RefusedJob):
-            raise LaunchError(
-                f"{link.node.called} cannot run the job: {said.reason}",
-                "free the resource and run the cell again",
-            )
+            why = f"{link.node.called} cannot run the job: {said.reason}"
+            raise LaunchError(why, "free the resource and run the cell again")
 
     def _read_all(self) -> None:
         """Read the events of all files in the job directory, for a driver that takes up a job."""
@@ -332,8 +330,8 @@ class Driver:
                 self._read_events(link, str(file.relative_to(self._paths.root)))
 
     def _read_events(self, link: Link, name: str) -> None:
-        reader = self._readers.get(name)
-        reader = reader or reader_of(self._paths.node(link.node.name), link.node.ranks, Path(name).name)
+        files, ranks = self._paths.node(link.node.name), link.node.ranks
+        reader = self._readers.get(name) or reader_of(files, ranks, Path(name).name)
         if reader is None:
             return
         self._readers[name] = reader
@@ -350,8 +348,7 @@ class Driver:
         if event.kind == "launcher.rendezvous" and link is self._links[0]:
             self._endpoint = (event.data["address"], event.data["port"])
             self._start_others()
-        if event.kind == "node.expiring":
-            self._standing = replace(self._standing, expired=event.data["reason"])
+        self._standing = policy.told(self._standing, event)
         if event.kind in ("launcher.ended", "node.ended") and event.data.get("error"):
             self._errors[f"{event.node} {event.kind}"] = event.data["error"].strip().rpartition("\n")[2]
         if event.kind not in INTERNAL and _key(event) not in self._seen:

@@ -13,6 +13,7 @@ FRONT := $(VENV)/.front
 FRONT_SOURCES := $(wildcard $(addprefix labextension/, *.json *.mjs src/*.ts src/view/*.ts style/* schema/*))
 NODE_MODULES := labextension/node_modules/.package-lock.json
 DEEPSPEED := $(VENV)/deepspeed
+TRACKERS := $(VENV)/trackers
 NPM := cd labextension && PATH="$(CURDIR)/$(BIN):$$PATH" npm
 HAVE_NPM := command -v npm >/dev/null
 PYTEST = $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
@@ -22,15 +23,20 @@ WORKERS ?= 3
 # Our processes are short-lived and many: without compiled files each would compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo diagnose-score test test-jobs test-unit test-cluster test-engines test-ranks test-strategies test-deepspeed test-browser test-front test-torch test-releases seen lint format docs bench soak lab front browser cluster engines screenshots wheel clean
+.PHONY: demo diagnose-score test test-alone test-jobs test-unit test-cluster test-engines test-ranks test-strategies test-deepspeed test-trackers test-browser test-front test-torch test-releases seen lint format docs bench soak lab front browser cluster engines screenshots wheel clean
 
 demo: $(READY) front
 	@$(BIN)/python scripts/demo.py
 
-# Two processors: unit tests have one, browsers, which wait a part of their time, and then what starts ranks, the other.
+# Two processors: one has unit tests and then trackers; the other browsers, which wait a part of their time, and then
+# what starts ranks.
 # What each needs on a fresh clone (Python's packages, npm's, a browser) is set up at the same time.
 test:
-	@$(MAKE) --no-print-directory --jobs 4 test-unit test-jobs test-front
+	@$(MAKE) --no-print-directory --jobs 4 test-alone test-jobs test-front
+
+test-alone: $(READY)
+	@$(MAKE) --no-print-directory test-unit
+	@$(MAKE) --no-print-directory test-trackers
 
 test-jobs: $(READY) front browser cluster engines
 	@$(MAKE) --no-print-directory test-browser
@@ -67,6 +73,10 @@ test-strategies: $(READY)
 test-deepspeed: $(DEEPSPEED)/.ready
 	$(call told,deepspeed,DS_ACCELERATOR=cpu PATH="$(CURDIR)/$(DEEPSPEED)/bin:$$PATH" $(DEEPSPEED)/bin/python -m pytest \
 	  --timeout 300 -m "soak or not soak" -k deepspeed tests/integration/test_strategies_parts.py tests/integration/test_gallery.py)
+
+# MLflow's server and the clients of all trackers, in an environment over the other: tests see both, with and without.
+test-trackers: $(TRACKERS)/.ready
+	$(call told,trackers,$(TRACKERS)/bin/python -m pytest -n 0 tests/trackers)
 
 # In two processes, each with a browser and a Jupyter server of its own.
 test-browser: WORKERS = 2
@@ -176,12 +186,22 @@ $(READY): pyproject.toml constraints.txt
 	@rm -f $(FRONT)
 	@touch $@
 
+# An environment in this folder that sees the other's packages, too.
+over = @rm -rf $(1) && $(BIN)/python -m venv $(1) && \
+	  $(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
+	  > $$($(1)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/below.pth
+
+# MLflow's server asks for what it needs to serve models; these are what its tracking imports.
+$(TRACKERS)/.ready: $(READY)
+	$(call over,$(TRACKERS))
+	@$(subst $(BIN),$(TRACKERS)/bin,$(PIP)) mlflow-skinny tensorboard wandb
+	@$(subst $(BIN),$(TRACKERS)/bin,$(PIP)) --no-deps mlflow alembic blinker flask flask-cors graphene graphql-core \
+	  graphql-relay huey itsdangerous mako sqlalchemy
+	@touch $@
+
 # It asks for packages that need a GPU's driver; these are what it imports here.
 $(DEEPSPEED)/.ready: $(READY)
-	@rm -rf $(DEEPSPEED)
-	@$(BIN)/python -m venv $(DEEPSPEED)
-	@$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
-	  > $$($(DEEPSPEED)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/below.pth
+	$(call over,$(DEEPSPEED))
 	@DS_BUILD_OPS=0 $(subst $(BIN),$(DEEPSPEED)/bin,$(PIP)) --no-deps deepspeed einops hjson msgpack ninja py-cpuinfo
 	@touch $@
 

@@ -308,7 +308,12 @@ PAGES: dict[str, tuple[str, str, tuple[Section, ...]]] = {
             Section(
                 "Jobs and processes",
                 "A process of ours could not be started, or is gone.",
-                ("client/", "driver/", "protocol/", "launchers/", "node/", "verbs/hosts.py"),
+                ("client/", "driver/", "protocol/", "launchers/", "plugins/", "node/", "verbs/hosts.py"),
+            ),
+            Section(
+                "Trackers",
+                "The job cannot be recorded there.",
+                ("trackers/", "verbs/tracked.py"),
             ),
         ),
     ),

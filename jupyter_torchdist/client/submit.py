@@ -26,9 +26,11 @@ from ..protocol.plan import Inventory, Plan, is_open
 from ..protocol.spec import LOCAL, PROGRAMS, SSH, JobSpec, Options
 from ..store import catalog, jobdir
 from ..store.blobs import blob_store
+from ..trackers import registry as trackers
 from . import leases
 from .drivers import DriverPool
 from .drivers import pool as default_pool
+from .git import git_state
 from .job import Job, attach_to
 from .rehearse import copy_fits, memory_plan
 from .world import chosen_variables, world_here
@@ -97,7 +99,7 @@ def prepare(request: Request, home: Home | None = None) -> PreparedJob:
     """
     home = home or default_home()
     cwd = request.cwd or Path.cwd()
-    chosen_variables(request.options)
+    trackers.check(request.options.track, {**os.environ, **chosen_variables(request.options)})
     options = _with_known_hosts(request.options)
     if options.checkpoint is not None:  # a rerun may start in another directory but uses the same checkpoint
         options = replace(options, checkpoint=str((cwd / Path(options.checkpoint).expanduser()).absolute()))
@@ -111,6 +113,7 @@ def prepare(request: Request, home: Home | None = None) -> PreparedJob:
         created=time.time(),
         argv=request.argv,
         notebook=request.notebook,
+        git=git_state(cwd) if options.track else {},
     )
     began = time.monotonic()
     inventories = _inventories(options)
@@ -174,6 +177,7 @@ def rerun(which: str | Job, home: Home | None = None, pool: DriverPool | None = 
     """
     home = home or default_home()
     earlier = which if isinstance(which, Job) else attach_to(catalog.find(which, home), home, pool)
+    trackers.check(earlier.spec.options.track, os.environ)
     spec = replace(earlier.spec, job=new_job_id(), created=time.time(), rerun_of=earlier.spec.job)
     with jobdir.creating(home, spec.job):
         for blob in earlier.manifest.blobs:

@@ -6,7 +6,6 @@ its standard input: then the kernel is gone.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import sys
@@ -16,13 +15,13 @@ from typing import Any
 from ..launchers import registry
 from ..launchers.local import LocalLauncher
 from ..protocol.errors import ChannelError, LaunchError
-from ..protocol.paths import JobPaths, make_private, runtime_dir
+from ..protocol.paths import JobPaths
 from ..protocol.plan import NodePlan
 from ..protocol.process import ProcessId
 from ..protocol.wire.channel import Channel
 from ..protocol.world import World
-from ..store.files import lock
 from ..store.journal import JournalInUse
+from ..store.sole import Sole
 from . import zygote
 from .run import Driver
 
@@ -77,7 +76,7 @@ class Warmth:
 
 
 def _drive(paths: JobPaths, world: World | None = None, blobs: str = "") -> None:
-    with _sole_driver(paths.job) as sole:
+    with Sole(f"driver-{paths.job}") as sole:
         if not sole:
             return
         try:
@@ -86,36 +85,6 @@ def _drive(paths: JobPaths, world: World | None = None, blobs: str = "") -> None
             print(error, file=sys.stderr)
             return
         driver.run()
-
-
-class _sole_driver(contextlib.AbstractContextManager[bool]):
-    """A lock file on this machine's own disk, because not every network file system supports locks.
-
-    Who has the lock removes the file. A process that opened the file before that holds the lock of nothing, so it looks
-    whether the path still names what it locked, and opens the path again.
-    """
-
-    def __init__(self, job: str) -> None:
-        self._path = make_private(runtime_dir()) / f"driver-{job}.lock"
-        self._fd = -1
-
-    def __enter__(self) -> bool:
-        while True:
-            fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            if not lock(fd):
-                os.close(fd)
-                return False
-            with contextlib.suppress(FileNotFoundError):
-                if os.path.samestat(os.fstat(fd), os.stat(self._path)):
-                    self._fd = fd
-                    return True
-            os.close(fd)
-
-    def __exit__(self, *_: object) -> None:
-        if self._fd >= 0:
-            with contextlib.suppress(OSError):
-                self._path.unlink()
-            os.close(self._fd)
 
 
 if __name__ == "__main__":

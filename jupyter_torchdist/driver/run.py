@@ -30,6 +30,7 @@ from .links import Link
 from .linkselector import LinkSelector
 from .stages import Stages
 from .stall import StallWatch
+from .tracking import Trackers
 
 QUIET_TICK = 0.02
 """Seconds between two checks for requests of clients."""
@@ -69,6 +70,7 @@ class Driver:
         self._stalls = StallWatch(self._spec.options.stall, known)
         self._engine = Engine(lambda: find(self._spec.options.launcher), self._plan, self._say)
         self._stages = Stages(self._plan, self._say)
+        self._trackers = Trackers(paths, self._spec.options.track, world)
         self._links: list[Link] = []
         self._ears = LinkSelector()
         self._beat = float("-inf")
@@ -200,6 +202,7 @@ class Driver:
         if self._state.state == "starting" and policy.all_ready(self._plan, self._state):
             self._say("job.running")
         self._stages.look(self._links, self._state)
+        self._trackers.look(now)
         self._standing = policy.noted(self._standing, self._state, now, self._stalls.since(self._state, now))
         for action in policy.decide(self._plan, self._state, self._standing, now):
             self._perform(action)

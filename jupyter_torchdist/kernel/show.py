@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ..protocol.feed import MIME_TYPE
 from ..protocol.paths import JobPaths
 from ..protocol.state import JobState
-from ..store import logs, presence
+from ..store import logs, presence, tracking
 from ..store.screen import Screen
 from ..store.segments import Log
 from ..store.tail import line_after
@@ -190,7 +190,7 @@ class Picture:
 
     def _draw(self, state: JobState, remarks: tuple[str, ...] = ()) -> None:
         began = time.monotonic()
-        curves, said = self._curves, (*self._notes, *remarks)
+        curves, said = self._curves, (*tracking.lines(self._paths), *self._notes, *remarks)
         snapshot = Snapshot(state, time.time(), self._tails.lines(), curves.last, curves.progress, said, curves.traces)
         text = as_text(snapshot)
         picture = {**self._job, "text/html": as_html(snapshot), "text/plain": text}

@@ -151,6 +151,20 @@ class JobPaths:
         return self.root / "watched"
 
     @property
+    def tracking(self) -> Path:
+        """What trackers write (``store/tracking.py``)."""
+        return self.root / "tracking"
+
+    def tracked(self, tracker: str) -> Path:
+        """How far a tracker is; its process replaces the file by rename."""
+        return self.tracking / f"{safe_name(tracker)}.json"
+
+    @property
+    def measured(self) -> Path:
+        """A history of the gauges of all nodes, for trackers; only the driver appends to it."""
+        return self.root / "gauges.jsonl"
+
+    @property
     def source(self) -> Path:
         """The unpacked local modules of the bundle; first on the ranks' ``sys.path``."""
         return self.root / "source"

@@ -7,7 +7,7 @@ import math
 import re
 import shlex
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from .columns import Layout, beside
@@ -72,6 +72,7 @@ class Options(Record):
     replace: bool = False
     plan: bool = False
     profile: int = 0
+    track: tuple[str, ...] = ()
     watch: str = "full"
     role: str = "default"
     """ROLE_NAME of the ranks. This and the next three are torchrun's options in the shell (``verbs/torchrun.py``)."""
@@ -282,6 +283,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("--resume", "life", "", "begin at the last checkpoint in --checkpoint DIR, if there is one"),
     Option("--plan", "look", "", "print what would run, and run nothing"),
     Option("--profile", "look", "STEPS", "profile so many steps after the first two: a table and a timeline", steps),
+    Option("--track", "look", "NAME", "trackers that record the job", _names, ("mlflow", "tensorboard", "wandb"), True),
     _choice("--watch", "look", ("full", "compact", "text", "off"), "how the job is shown (default: full)"),
 )
 
@@ -316,9 +318,7 @@ def parse_options(line: str | Sequence[str], defaults: Options | None = None) ->
         chosen[option.field] = (*getattr(defaults, option.field), *chosen[option.field])
     options = replace(defaults, **chosen)
     if options.gpus is not None and options.ranks is not None:
-        raise OptionError(
-            "--gpus and --ranks cannot be used together", "--gpus N for GPU ranks, --ranks N for CPU ranks"
-        )
+        raise OptionError("--gpus and --ranks cannot be used together", "--gpus N: GPU ranks, --ranks N: CPU ranks")
     if options.hosts and "launcher" not in chosen:
         options = replace(options, launcher=SSH)
     if options.hosts and options.launcher == LOCAL:
@@ -343,8 +343,7 @@ def _store(chosen: dict[str, Any], option: Option, text: str) -> None:
     except ValueError as why:
         raise OptionError(f"{option.flag} {text!r}: expected {why}", f"write {option.flag} {option.metavar}") from None
     if option.repeatable:
-        items = value if isinstance(value, tuple) else (value,)
-        value = (*chosen.get(option.field, ()), *items)
+        value = (*chosen.get(option.field, ()), *(value if isinstance(value, tuple) else (value,)))
     chosen[option.field] = value
 
 
@@ -368,7 +367,6 @@ def options_help(layout: Layout = beside) -> str:
 
 PROGRAMS = ("script", "module", "command")
 """Kinds of jobs that are complete programs: they end as under Python, and no values come back."""
-
 
 STDIN = "TORCHDIST_STDIN"
 """The variable with the path of the standard input of the shell's ``torchdist run``, for ranks of its machine."""
@@ -395,6 +393,8 @@ class JobSpec(Record):
     """The path of the notebook or of the kernel's session, for the panel and ``%dist``."""
     rerun_of: str = ""
     """The job that this job runs again; empty if this is no rerun."""
+    git: dict[str, str] = field(default_factory=dict)
+    """With ``--track``: commit, branch and changes of the directory's repository; empty without one."""
 
     def to_json(self) -> dict[str, Any]:
         return {**super().to_json(), "options": self.options.to_json()}

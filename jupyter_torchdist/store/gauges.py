@@ -6,11 +6,13 @@ import contextlib
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from ..protocol import codec
 from ..protocol.disk import open_plain
 from ..protocol.gauges import Gauges
 from ..protocol.paths import JobPaths, is_safe
+from . import metrics
 
 _MOST = 4 * 1024 * 1024
 """Largest number of bytes read from one node's file: each rank needs some hundred bytes."""
@@ -59,10 +61,31 @@ class GaugeFiles:
 def _parsed(data: bytes) -> dict[int, Gauges]:
     """Damaged data gives no gauges: user code can write into the job's directory."""
     with contextlib.suppress(ValueError, RecursionError):
-        value = codec.loads(data)
-        if isinstance(value, dict):
-            return {int(rank): Gauges.from_json(told) for rank, told in value.items() if rank.isdecimal()}
+        return _by_rank(codec.loads(data))
     return {}
+
+
+def _by_rank(value: Any) -> dict[int, Gauges]:
+    if not isinstance(value, dict):
+        return {}
+    return {int(rank): Gauges.from_json(told) for rank, told in value.items() if rank.isdecimal()}
+
+
+def append(paths: JobPaths, gauges: Mapping[int, Gauges], now: float) -> None:
+    """Add a line to the job's history. ``now`` in seconds since the epoch. Raises ``OSError``."""
+    line = codec.dumps({"t": now, "ranks": {str(rank): one.to_json() for rank, one in sorted(gauges.items())}}) + "\n"
+    fd = os.open(paths.measured, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        os.write(fd, line.encode("ascii"))
+    finally:
+        os.close(fd)
+
+
+def history(paths: JobPaths, offset: int) -> tuple[list[tuple[float, dict[int, Gauges]]], int]:
+    """The history from ``offset`` (bytes) on, each line with its time, and the offset after it."""
+    records, end = metrics.read_file(paths.measured, offset)
+    found = [(record.get("t"), record.get("ranks")) for record in records]
+    return [(float(t), _by_rank(told)) for t, told in found if isinstance(t, (int, float))], end
 
 
 def of_gpus(gauges: Mapping[int, Gauges], gpus: Mapping[int, str]) -> tuple[int, int] | None:

@@ -27,10 +27,11 @@ def read(paths: JobPaths, rank: int, offset: int = 0, limit: int = _CHUNK) -> tu
     Damaged lines are skipped. A rank without metrics has no records.
     """
     path = files(paths).get(rank)
-    return ([], offset) if path is None else _read(path, offset, limit)
+    return ([], offset) if path is None else read_file(path, offset, limit)
 
 
-def _read(path: Path, offset: int, limit: int) -> tuple[list[Record], int]:
+def read_file(path: Path, offset: int, limit: int = _CHUNK) -> tuple[list[Record], int]:
+    """As ``read``, of a file of JSON lines."""
     try:
         with open_plain(path) as file:
             file.seek(offset)

@@ -20,7 +20,7 @@ from ..protocol.errors import UserError
 from ..protocol.inventory import local_inventory
 from ..protocol.typed import Record
 from ..protocol.wire import agents
-from ..store import catalog, gauges, logs
+from ..store import catalog, gauges, logs, tracking
 from . import defaults, doctor, hosts, profiled
 from .diagnose import diagnose
 from .exported import export
@@ -39,7 +39,10 @@ from .schema import (
     Standing,
     Stopped,
     StoppedNode,
+    Tracked,
+    Tracks,
 )
+from .tracked import track
 
 CANCEL_SECONDS = 10.0
 """How many seconds ``cancel`` waits in addition to the job's grace."""
@@ -64,6 +67,8 @@ def answers(arguments: argparse.Namespace) -> Iterator[Record]:
         yield Standing.of(cancel(attach(arguments.job), arguments.kill).state)
     elif verb == "export":
         yield export(arguments)
+    elif verb == "track":
+        yield Tracks(Tracked.all_of(track(arguments)))
     elif verb == "rm":
         gone = [*remove(arguments), *collect(arguments)]
         jobs = itertools.chain.from_iterable(one.jobs for one in gone)
@@ -92,7 +97,8 @@ def text(answer: Record) -> str:
 def shown(job: Job) -> Shown:
     """Everything about a job."""
     manifest = job.manifest
-    return Shown(job.spec, job.plan, job.state, gauges.read(job.paths), manifest.receipt, manifest.notes)
+    tracked = Tracked.all_of(tracking.read(job.paths))
+    return Shown(job.spec, job.plan, job.state, gauges.read(job.paths), manifest.receipt, manifest.notes, tracked)
 
 
 def lines(arguments: argparse.Namespace) -> Iterator[Line]:

@@ -26,6 +26,7 @@ VERBS = {
     "cancel": "stop a job: KeyboardInterrupt in every rank, after --grace a kill",
     "rerun": "run a job again as it was captured",
     "export": "write a job as plain files: train.py, its data, the lines for torchrun and sbatch",
+    "track": "deliver a job to its trackers: what is left, or to others",
     "rm": "remove jobs, or what is old",
     "nodes": "this machine, or hosts: cores, memory, GPUs, Python",
     "doctor": "check this machine, or hosts, and say what to do",
@@ -34,7 +35,7 @@ VERBS = {
 }
 OF_HOSTS = ("nodes", "doctor", "stop")
 JSON = "--json"
-OF_A_JOB = ("show", "logs", "diagnose", "attach", "stacks", "profile", "cancel", "rerun", "export", "rm")
+OF_A_JOB = ("show", "logs", "diagnose", "attach", "stacks", "profile", "cancel", "rerun", "export", "track", "rm")
 
 
 class HelpShown(Exception):
@@ -79,8 +80,9 @@ def parser(program: str) -> Parser:
     made = {}
     for verb, text in VERBS.items():
         made[verb] = verbs.add_parser(verb, help=text, description=text, allow_abbrev=False)
-    for verb in ("show", "logs", "attach", "stacks", "profile", "cancel", "rerun", "export"):
+    for verb in ("show", "logs", "attach", "stacks", "profile", "cancel", "rerun", "export", "track"):
         made[verb].add_argument("job", metavar="JOB", help="id of the job, the beginning of the id, or the name")
+    made["track"].add_argument("trackers", metavar="TRACKER", nargs="*", help="mlflow, tensorboard, wandb: as launched")
     made["export"].add_argument("directory", metavar="DIR", help="a new directory")
     made["diagnose"].add_argument(
         "logs",

@@ -8,11 +8,12 @@ from collections.abc import Iterator
 
 from ..client import profiles, stacks
 from ..client.job import attach
-from ..store import catalog, gauges, logs
+from ..store import catalog, gauges, logs, tracking
 from ..views import finding_text, host_text, job_text, plan_tables, stack_text, wording
 from . import ansi, answers, doctor, hosts, profiled
 from .diagnose import diagnose
 from .exported import export
+from .tracked import track
 
 
 def perform(arguments: argparse.Namespace) -> Iterator[str]:
@@ -28,6 +29,7 @@ def perform(arguments: argparse.Namespace) -> Iterator[str]:
         "diagnose": _diagnose,
         "cancel": _cancel,
         "export": _export,
+        "track": _track,
         "rm": _remove,
         "nodes": _nodes,
         "doctor": _doctor,
@@ -44,7 +46,8 @@ def _jobs(arguments: argparse.Namespace) -> Iterator[str]:
 def _show(arguments: argparse.Namespace) -> Iterator[str]:
     job = attach(arguments.job)
     taken = gauges.read(job.paths)
-    yield job_text.job_page(job.state, job.spec, job.plan, job.manifest, time.time(), taken) + "\n"
+    tracked = tracking.lines(job.paths)
+    yield job_text.job_page(job.state, job.spec, job.plan, job.manifest, time.time(), taken, tracked) + "\n"
     if found := profiles.last(job):
         yield f"\nprofile:\n{profiled.text(found)}\n"
 
@@ -86,6 +89,11 @@ def _export(arguments: argparse.Namespace) -> Iterator[str]:
     yield f"wrote {where}; README.md there says how to run it: `{where}/run.sh`, `sbatch job.sbatch`\n"
     for note in found.notes:
         yield f"note: {note}\n"
+
+
+def _track(arguments: argparse.Namespace) -> Iterator[str]:
+    for one in track(arguments):
+        yield f"{one.line}\n"
 
 
 def _remove(arguments: argparse.Namespace) -> Iterator[str]:

@@ -22,6 +22,7 @@ from ..protocol.spec import JobSpec
 from ..protocol.state import JobState
 from ..protocol.typed import Record
 from ..store.cache import JobSummary
+from ..store.tracking import Tracking
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,30 @@ class Jobs(Record):
     """All jobs, the newest first."""
 
     jobs: tuple[JobSummary, ...]
+
+
+@dataclass(frozen=True)
+class Tracked(Record):
+    """A job at one tracker."""
+
+    tracker: str
+    link: str
+    """The page of its run, or a directory; empty if the run has not begun."""
+    delivered: bool
+    """Whether the job has ended, and the tracker has everything."""
+    said: str
+    """What does not go well; empty if all does."""
+
+    @staticmethod
+    def all_of(found: Iterable[Tracking]) -> tuple[Tracked, ...]:
+        return tuple(Tracked(one.tracker, one.link, one.closed, one.said) for one in found)
+
+
+@dataclass(frozen=True)
+class Tracks(Record):
+    """A job at its trackers."""
+
+    trackers: tuple[Tracked, ...]
 
 
 @dataclass(frozen=True)
@@ -43,6 +68,7 @@ class Shown(Record):
     captured: tuple[Captured, ...]
     notes: tuple[str, ...]
     """Notes of the capture; those of the run are in ``state``."""
+    trackers: tuple[Tracked, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -265,6 +291,7 @@ OF_VERB = {
     "cancel": Printed(Standing),
     "rerun": Printed(Standing, Line),
     "export": Printed(Exported),
+    "track": Printed(Tracks),
     "rm": Printed(Removed),
     "nodes": Printed(Nodes),
     "doctor": Printed(Checks),

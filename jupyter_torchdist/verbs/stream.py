@@ -10,7 +10,7 @@ from typing import TextIO
 
 from ..protocol.paths import JobPaths
 from ..protocol.state import JobState
-from ..store import segments
+from ..store import segments, tracking
 from ..store.logs import decode
 from ..store.screen import Screen
 from ..store.segments import Log, Segment
@@ -83,7 +83,7 @@ class Console:
         self._out, self._err = out or sys.stdout, err or sys.stderr
         self._left, self._role, self._tap = limit, role, tap
         self._output = output or Output()
-        self._job = paths.job
+        self._paths = paths
         self._notes = 0
 
     def tick(self, state: JobState) -> None:
@@ -95,9 +95,11 @@ class Console:
             self._print(log, text)
 
     def finish(self, state: JobState, now: float) -> None:
-        """Print the rest of the output, and the job's headline unless it succeeded."""
+        """Print the rest of the output, where the job is tracked, and its headline unless it succeeded."""
         for log, text in self._lines.drain():
             self._print(log, text)
+        for line in tracking.lines(self._paths):
+            self._err.write(ansi.safe(f"{line}\n"))
         if state.state != "succeeded":
             self.say(f"{job_text.title(state)}: {job_text.headline(state, now)}\n")
 
@@ -120,5 +122,5 @@ class Console:
         stream = self._out if log.stream == "out" else self._err
         stream.write(self._output.label(self._role, log.rank, ansi.safe(text)))
         if self._left is not None and self._left <= 0:
-            stream.write(f"… more is not shown here: %dist logs {self._job} --rank N\n")
+            stream.write(f"… more is not shown here: %dist logs {self._paths.job} --rank N\n")
         stream.flush()

@@ -231,13 +231,19 @@ def job_page(
     manifest: Manifest | None,
     now: float,
     gauges: Mapping[int, Gauges] | None = None,
+    tracked: Sequence[str] = (),
 ) -> str:
-    """Everything about one job: state, ranks, notes, error, receipt and plan, as far as they are known."""
+    """Everything about one job: state, ranks, notes, error, receipt and plan, as far as they are known.
+
+    ``tracked``: a sentence for each of its trackers.
+    """
     parts = ["\n".join([title(state), headline(state, now), *waiting_lines(state, now)])]
     if over := [f"{stage.text} {duration(stage.seconds)}" for stage in state.stages if stage.seconds]:
         parts.append(f"start: {' · '.join(over)}")
     if state.ranks:
         parts.append(ranks_table(state, gauges))
+    if tracked:
+        parts.append("\n".join(tracked))
     if state.notes:
         parts.append("\n".join(f"note: {note}" for note in state.notes))
     parts += lost_lines(state)

@@ -214,6 +214,7 @@ export interface Options {
   replace: boolean;
   plan: boolean;
   profile: number;
+  track: string[];
   watch: string;
   /** ROLE_NAME of the ranks. This and the next three are torchrun's options in the shell (`verbs/torchrun.py`). */
   role: string;
@@ -244,6 +245,8 @@ export interface JobSpec {
   notebook: string;
   /** The job that this job runs again; empty if this is no rerun. */
   rerun_of: string;
+  /** With `--track`: commit, branch and changes of the directory's repository; empty without one. */
+  git: Record<string, string>;
 }
 
 /** How an interpreter is started on a host that `ssh` reaches. All is empty for this machine. */

@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 from jupyter_torchdist.driver import __main__ as program
-from jupyter_torchdist.driver.__main__ import _drive, _sole_driver
+from jupyter_torchdist.driver.__main__ import _drive
 from jupyter_torchdist.protocol.paths import runtime_dir
 from jupyter_torchdist.store import files, journal
 from jupyter_torchdist.store.journal import JournalInUse
+from jupyter_torchdist.store.sole import Sole
 from jupyter_torchdist.testing import FakeJob
 
 
@@ -27,7 +28,7 @@ def race(job: str, inside: Path, rounds: int, gate: multiprocessing.synchronize.
     gate.wait()
     held = 0
     for _ in range(rounds):
-        with _sole_driver(job) as sole:
+        with Sole(f"driver-{job}") as sole:
             if sole:
                 held += 1
                 os.close(os.open(inside, os.O_CREAT | os.O_EXCL))
@@ -51,13 +52,13 @@ def test_two_drivers_never_have_the_lock_at_once(tmp_path: Path) -> None:
 
 
 def test_who_loses_leaves_the_winners_lock_alone() -> None:
-    with _sole_driver("j") as first:
+    with Sole("driver-j") as first:
         for _ in range(2):
-            with _sole_driver("j") as second:
+            with Sole("driver-j") as second:
                 assert (first, second) == (True, False)
             assert locks("j") == ["driver-j.lock"]
     assert locks("j") == []
-    with _sole_driver("j") as again:
+    with Sole("driver-j") as again:
         assert again
 
 
@@ -75,7 +76,7 @@ def test_a_journal_has_one_writer() -> None:
 def test_a_second_driver_whose_lock_file_was_lost_goes_away(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(program, "_sole_driver", lambda _job: contextlib.nullcontext(True))
+    monkeypatch.setattr(program, "Sole", lambda _name: contextlib.nullcontext(True))
     with FakeJob().running() as job:
         before = job.paths.journal.read_bytes()
         _drive(job.paths)

@@ -24,7 +24,8 @@ LINE = (
     "--strategy fsdp+tp -O tp=2 --option cpu_offload=1 --config c.yaml --precision bf16 --compile "
     "--activation-checkpointing --grad-accumulation 4 --verify 20 --profile 3 --checkpoint ckpt --resume "
     "--stall 5m --stall-kill "
-    "--name 'my run' --timeout 2h --grace=1.5s --lease 2h --env A=1 --env B --fresh --replace --plan --watch off"
+    "--name 'my run' --timeout 2h --grace=1.5s --lease 2h --env A=1 --env B --fresh --replace --plan "
+    "--track mlflow,tensorboard --track wandb --watch off"
 )
 ALL = Options(
     ranks=3,
@@ -62,6 +63,7 @@ ALL = Options(
     fresh=True,
     replace=True,
     plan=True,
+    track=("mlflow", "tensorboard", "wandb"),
     watch="off",
 )
 

@@ -1,0 +1,1 @@
+"""Parts that packages add by entry points."""

@@ -1,0 +1,76 @@
+"""An MLflow server for the session, and a job that is tracked."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from jupyter_torchdist.client.drivers import pool
+from jupyter_torchdist.client.job import Job
+from jupyter_torchdist.client.submit import Request, submit
+from jupyter_torchdist.protocol.spec import parse_options
+from jupyter_torchdist.store import tracking
+from tests.integration.conftest import agent_stays, connections
+from tests.leaks import wait_until
+
+__all__ = ["agent_stays", "connections"]
+
+CELL = """
+import time
+import jupyter_torchdist as td
+
+for step in range(20):
+    td.log(loss=1 / (step + 1), step=step)
+    td.log(speed=step * lr)
+    time.sleep(pause)
+print("over")
+"""
+
+Start = Callable[..., Job]
+
+
+@pytest.fixture(scope="session")
+def mlflow_port(tmp_path_factory: pytest.TempPathFactory, lasting: set[int]) -> Iterator[int]:
+    """The port of a real server with its own database."""
+    pytest.importorskip("mlflow.server", reason="make test-trackers installs MLflow's server")
+    directory = tmp_path_factory.mktemp("mlflow")
+    command = [sys.executable, "-m", "tests.trackers.server", str(directory)]
+    with (directory / "log").open("wb") as log:
+        server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
+    lasting.add(server.pid)
+    assert server.stdout is not None
+    yield int(server.stdout.readline())
+    server.kill()
+    server.wait()
+    server.stdout.close()
+
+
+@pytest.fixture
+def start(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
+    """Submit ``source`` from an empty directory; the trackers' processes end with the test."""
+    started: list[Job] = []
+    monkeypatch.setenv("TORCHDIST_TRACK_SECONDS", "30")
+
+    def run(options: str, source: str = CELL, **names: object) -> Job:
+        names = {"lr": 0.01, "pause": 0.0, "secret": "hunter2", **names}
+        request = Request(source, "Cell In[1]", 2, parse_options(f"--out none {options}"), names, cwd=tmp_path)
+        started.append(submit(request))
+        return started[-1]
+
+    yield run
+    for job in started:
+        for one in tracking.read(job.paths):
+            if one.lives and one.process is not None:
+                os.kill(one.process.pid, 9)
+    pool().close()
+
+
+def delivered(job: Job, tracker: str, timeout: float = 60) -> tracking.Tracking:
+    """The run, once everything of the job is delivered."""
+    assert wait_until(lambda: tracking.of(job.paths, tracker).closed, timeout), tracking.lines(job.paths)
+    return tracking.of(job.paths, tracker)

@@ -39,7 +39,7 @@ from ..protocol.feed import (
 )
 from ..protocol.paths import Home, JobPaths
 from ..protocol.typed import Malformed
-from ..store import displays, jobdir, liveness, presence, segments
+from ..store import displays, jobdir, liveness, presence, segments, tracking
 from ..store.gauges import GaugeFiles
 from ..store.segments import Log
 from ..store.tail import Tail
@@ -94,6 +94,7 @@ class Feed:
         self._spec, self._plan = jobdir.read_spec(paths), jobdir.read_plan(paths)
         self._curves = CurveIndex.of(paths)
         self._gauges = GaugeFiles(paths)
+        self._tracked: list[tracking.Tracking] = []
         self._closed = self._opened = False
         self._start({})
 
@@ -213,6 +214,7 @@ class Feed:
         self._logs.update({name: log for name, log in segments.find(self._paths).items() if name not in self._logs})
         self._curves.look()
         self._gauges.look()
+        self._tracked = tracking.read(self._paths)
         if now - self._marked >= presence.PERIOD and not self._states.state.final:
             self._marked = now
             presence.mark(self._paths)
@@ -272,7 +274,7 @@ class Feed:
         if now - self._told < STATUS_PERIOD:
             return []
         self._told = now
-        found = status.of(self._effective or self._states.state.state, self._curves, self._gauges.latest)
+        found = status.of(self._effective or self._states.state.state, self._curves, self._gauges.latest, self._tracked)
         if found == self._status:
             return []
         self._status = found

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ..protocol.feed import Progress, RankStatus, Status
 from ..protocol.gauges import Gauges
+from ..store.tracking import Tracking
 from .bins import number
 from .curveindex import CurveIndex, RankCurves
 
@@ -14,7 +15,7 @@ VALUES = 2000
 """Largest number of last values in one message. With many ranks, only the first curves of each rank are sent."""
 
 
-def of(effective: str, index: CurveIndex, gauges: Mapping[int, Gauges]) -> Status:
+def of(effective: str, index: CurveIndex, gauges: Mapping[int, Gauges], tracked: Sequence[Tracking] = ()) -> Status:
     """The ``status`` message. ``curves.note`` is a sentence if some curves are left out, else empty."""
     with index.lock:
         each = max(1, VALUES // max(1, len(index.ranks)))
@@ -26,6 +27,7 @@ def of(effective: str, index: CurveIndex, gauges: Mapping[int, Gauges]) -> Statu
             "curves": {"version": index.version, "names": list(index.names.kept), "note": index.names.note},
             "samples": samples(index),
             "gauges": {str(rank): taken.to_json() for rank, taken in sorted(gauges.items())},
+            "tracked": [{"tracker": one.tracker, "link": one.link, "said": one.said} for one in tracked],
         }
 
 

@@ -17,7 +17,8 @@ status     effective (``JobState.state``, or ``orphaned``), progress {desc, n, t
            ranks {rank: {step, last {curve: value}}}, curves {version, names, note}: what curves there are; ``version``
            grows with every new point; ``note`` is a sentence where curves are left out, else empty;
            gauges {rank: ``Gauges``}: what each rank takes, or took at last; not of ranks that nobody looked at;
-           samples that the job has trained with so far (null: unknown)
+           samples that the job has trained with so far (null: unknown); tracked [{tracker, link, said}]: where the
+           job is recorded
 answer     id, and what was asked for, or error (a sentence)
 gone       reason: the files of the job were deleted; the last message
 =========  ================================================================================================
@@ -175,13 +176,22 @@ class Lines(TypedDict):
     segments: list[Segment]
 
 
+class Tracked(TypedDict):
+    """Where the job is recorded: ``link`` is a page, a directory, or empty; ``said`` is what does not go well."""
+
+    tracker: str
+    link: str
+    said: str
+
+
 class _Newer(TypedDict, total=False):
     gauges: dict[str, Annotated[Any, Gauges]]
     samples: float | None
+    tracked: list[Tracked]
 
 
 class Status(_Newer):
-    """Data that changes often. ``gauges`` and ``samples`` are missing if the server is older than the page."""
+    """Data that changes often. A server that is older than the page does not send the fields of ``_Newer``."""
 
     effective: str
     progress: Progress | None

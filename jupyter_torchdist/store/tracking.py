@@ -52,7 +52,7 @@ class Tracking(Record):
         if self.closed:
             return ""
         if self.lives:
-            return f"not reached: {self.trouble}; nothing is lost, it is tried again" if self.trouble else ""
+            return f"{self.trouble}; nothing is lost, it is tried again" if self.trouble else ""
         why = f": {self.trouble}" if self.trouble else ""
         return f"not everything is delivered{why}; `{self.later}` delivers the rest"
 

@@ -162,5 +162,11 @@ class Delivery:
 
 
 def _in_words(error: Exception) -> str:
+    """What a person needs of it: clients word a server that is down in many ways, around the same error of a socket."""
+    chain: list[BaseException] = [error]
+    while following := chain[-1].__cause__ or chain[-1].__context__:
+        chain.append(following)
+    if cut := next((one for one in chain if isinstance(one, (ConnectionError, TimeoutError))), None):
+        return f"its server does not answer ({getattr(cut, 'strerror', None) or cut})"
     text = error.message if isinstance(error, TorchDistError) else str(error)
     return wording.first_line(f"{type(error).__name__}: {text}" if text else repr(error), 300)

@@ -426,10 +426,18 @@ export interface Lines {
   segments: Segment[];
 }
 
-/** Data that changes often. `gauges` and `samples` are missing if the server is older than the page. */
+/** Where the job is recorded: `link` is a page, a directory, or empty; `said` is what does not go well. */
+export interface Tracked {
+  tracker: string;
+  link: string;
+  said: string;
+}
+
+/** Data that changes often. A server that is older than the page does not send the fields of `_Newer`. */
 export interface Status {
   gauges?: Record<string, Gauges>;
   samples?: number | null;
+  tracked?: Tracked[];
   effective: string;
   progress: Progress | null;
   ranks: Record<string, RankStatus>;

@@ -27,6 +27,30 @@ describe('what it says', () => {
     expect(find(page.root, '[role=heading]').textContent).toBe('night run');
   });
 
+  it('shows where the job is recorded, and makes nothing but a page a link', async () => {
+    const feed = await header(hello(running), status());
+    const shown = find(page.root, '.td-tracked');
+    expect(shown.hidden).toBe(true);
+    const link = 'http://mlflow:5000/#/experiments/0/runs/1';
+    feed.say(
+      status({
+        tracked: [
+          { tracker: 'mlflow', link, said: '' },
+          { tracker: 'tensorboard', link: 'javascript:alert(1)', said: 'its disk is full' }
+        ]
+      })
+    );
+    await frames();
+    expect([...shown.children].map(row => row.textContent)).toEqual([
+      `mlflow: ${link}`,
+      'tensorboard: javascript:alert(1) · its disk is full'
+    ]);
+    expect([...shown.querySelectorAll('a')].map(one => one.href)).toEqual([link]);
+    feed.say(status());
+    await frames();
+    expect(shown.hidden).toBe(true);
+  });
+
   it('says how the results come that no cell waits for, while the job runs and after it', async () => {
     const { feed, session } = await played(page.signal, hello(running));
     let unawaited = false;

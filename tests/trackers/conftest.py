@@ -17,17 +17,20 @@ from jupyter_torchdist.protocol.spec import parse_options
 from jupyter_torchdist.store import tracking
 from tests.integration.conftest import agent_stays, connections
 from tests.leaks import wait_until
+from tests.trackers.road import Road
 
 __all__ = ["agent_stays", "connections"]
 
 CELL = """
+import os
 import time
 import jupyter_torchdist as td
 
 for step in range(20):
     td.log(loss=1 / (step + 1), step=step)
     td.log(speed=step * lr)
-    time.sleep(pause)
+    while step == 10 and gate and not os.path.exists(gate):
+        time.sleep(0.01)
 print("over")
 """
 
@@ -52,12 +55,12 @@ def mlflow_port(tmp_path_factory: pytest.TempPathFactory, lasting: set[int]) -> 
 
 @pytest.fixture
 def start(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
-    """Submit ``source`` from an empty directory; the trackers' processes end with the test."""
+    """Submit ``source`` from an empty directory. ``CELL`` waits in its middle for the file ``gate``."""
     started: list[Job] = []
     monkeypatch.setenv("TORCHDIST_TRACK_SECONDS", "30")
 
     def run(options: str, source: str = CELL, **names: object) -> Job:
-        names = {"lr": 0.01, "pause": 0.0, "secret": "hunter2", **names}
+        names = {"lr": 0.01, "gate": "", "secret": "hunter2", **names}
         request = Request(source, "Cell In[1]", 2, parse_options(f"--out none {options}"), names, cwd=tmp_path)
         started.append(submit(request))
         return started[-1]
@@ -68,6 +71,14 @@ def start(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
             if one.lives and one.process is not None:
                 os.kill(one.process.pid, 9)
     pool().close()
+
+
+@pytest.fixture
+def road(mlflow_port: int) -> Iterator[Road]:
+    """The way to the server, closed."""
+    made = Road(mlflow_port)
+    yield made
+    made.close()
 
 
 def delivered(job: Job, tracker: str, timeout: float = 60) -> tracking.Tracking:

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import os
+import re
+import signal
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from jupyter_torchdist.client.job import Job
+from jupyter_torchdist.protocol.errors import OptionError
+from jupyter_torchdist.store import tracking
+from jupyter_torchdist.verbs import parse
+from jupyter_torchdist.verbs.perform import perform
+from tests.leaks import wait_until
 from tests.trackers.conftest import Start, delivered
+from tests.trackers.road import Road
 
 
 class Runs:
@@ -51,10 +61,156 @@ def test_a_job_is_one_run_with_everything(runs: Runs, start: Start) -> None:
     assert runs.curve(run, "loss") == runs.curve(run, "rank_1/loss") == LOSSES
     assert runs.curve(run, "speed") == [(step, step * 0.01) for step in range(20)], "steps are counted where none is"
     params = run.data.params
-    assert (params["lr"], params["pause"], params["ranks"], params["nodes"]) == ("0.01", "0.0", "2", "1")
+    assert (params["lr"], params["ranks"], params["nodes"]) == ("0.01", "2", "1")
     assert "secret" not in params and "hunter2" not in str(run.data)
     tags = run.data.tags
     assert tags["torchdist.bundle"] == job.manifest.stream.digest and tags["torchdist.state"] == "succeeded"
     assert tags["torchdist.hosts"] == job.state.ranks[0].host and tags["mlflow.source.name"] == "Cell In[1]"
     assert run.info.start_time == round(job.spec.created * 1000) and run.info.end_time == round(job.state.ended * 1000)
     assert runs.files(run) >= {"job/spec.json", "job/journal.jsonl", "logs/rank_0.out.txt", "logs/rank_1.out.txt"}
+
+
+def test_how_a_job_ends_is_how_its_run_ends(runs: Runs, start: Start) -> None:
+    failed = start("--ranks 2 --track mlflow", CELL_THAT_FAILS)
+    cancelled = start("--ranks 2 --track mlflow", gate="/never")
+    assert wait_until(lambda: cancelled.state.state == "running", 30)
+    cancelled.interrupt()
+    delivered(failed, "mlflow"), delivered(cancelled, "mlflow")
+    (run,) = runs.of(failed)
+    assert run.info.status == "FAILED" and "ValueError: too large" in run.data.tags["torchdist.reason"]
+    assert [one.info.status for one in runs.of(cancelled)] == ["KILLED"]
+
+
+CELL_THAT_FAILS = "import jupyter_torchdist as td\ntd.log(loss=1.0, step=0)\nraise ValueError('too large')\n"
+
+
+def test_a_server_that_is_down_from_the_start_loses_nothing(
+    runs: Runs, start: Start, road: Road, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{road.port}")
+    job = start("--ranks 1 --track mlflow")
+    assert job.wait().state == "succeeded"
+    assert wait_until(lambda: bool(tracking.of(job.paths, "mlflow").trouble), 60)
+    (line,) = tracking.lines(job.paths)
+    assert line == ("mlflow: its server does not answer (Connection refused); nothing is lost, it is tried again"), (
+        "and no link yet"
+    )
+    road.open()
+    known = delivered(job, "mlflow")
+    (run,) = runs.of(job)
+    assert runs.curve(run, "loss") == LOSSES and known.said == ""
+
+
+def test_a_server_that_goes_down_in_the_middle_and_comes_back(
+    runs: Runs, start: Start, road: Road, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{road.port}")
+    road.open()
+    job = start("--ranks 1 --track mlflow", gate=str(tmp_path / "gate"))
+    assert wait_until(lambda: tracking.of(job.paths, "mlflow").sent >= 22, 60)
+    (run,) = runs.of(job)
+    assert run.info.status == "RUNNING" and runs.curve(run, "loss") == LOSSES[:11], "it runs while its points arrive"
+    road.close()
+    (tmp_path / "gate").touch()
+    assert wait_until(lambda: bool(tracking.of(job.paths, "mlflow").trouble), 60)
+    assert job.wait(60).state == "succeeded"
+    road.open()
+    delivered(job, "mlflow")
+    (run,) = runs.of(job)
+    assert runs.curve(run, "loss") == LOSSES
+    assert len([name for name in run.data.metrics if name.startswith("system/")]) >= 1
+
+
+def test_a_slow_server_does_not_delay_the_job(
+    runs: Runs, start: Start, road: Road, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each answer takes longer than the client waits: the run is begun, though nobody hears of it, and found again."""
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{road.port}")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
+    road.delay = 1.5
+    road.open()
+    job = start("--ranks 1 --track mlflow")
+    assert job.wait(30).state == "succeeded"
+    assert wait_until(lambda: "does not answer" in tracking.of(job.paths, "mlflow").trouble, 60)
+    road.delay = 0.0
+    delivered(job, "mlflow")
+    (run,) = runs.of(job)
+    assert runs.curve(run, "loss") == LOSSES
+
+
+def test_what_was_not_delivered_in_time_is_delivered_later(
+    runs: Runs, start: Start, road: Road, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{road.port}")
+    monkeypatch.setenv("TORCHDIST_TRACK_SECONDS", "0.5")
+    job = start("--ranks 1 --track mlflow")
+    job.wait()
+    assert wait_until(lambda: "delivers the rest" in "".join(tracking.lines(job.paths)), 60)
+    shown = "".join(perform(parse.parse(f"show {job.id}", "torchdist")))
+    assert re.search(
+        f"mlflow: not everything is delivered: .*; `torchdist track {job.id} mlflow` delivers the rest", shown
+    )
+    road.open()
+    monkeypatch.setenv("TORCHDIST_TRACK_SECONDS", "30")
+    said = "".join(perform(parse.parse(f"track {job.id}", "torchdist")))
+    (run,) = runs.of(job)
+    assert (
+        said == f"mlflow: http://127.0.0.1:{road.port}/#/experiments/{run.info.experiment_id}/runs/{run.info.run_id}\n"
+    )
+    assert (run.info.status, runs.curve(run, "loss")) == ("FINISHED", LOSSES)
+
+
+def test_a_tracker_that_is_killed_is_started_again_and_nothing_comes_twice(
+    runs: Runs, start: Start, tmp_path: Path
+) -> None:
+    job = start("--ranks 1 --track mlflow", gate=str(tmp_path / "gate"))
+    assert wait_until(lambda: tracking.of(job.paths, "mlflow").sent >= 22, 60)
+    first = tracking.of(job.paths, "mlflow").process
+    assert first is not None
+    os.kill(first.pid, signal.SIGKILL)
+    assert wait_until(lambda: tracking.of(job.paths, "mlflow").process != first, 60)
+    (tmp_path / "gate").touch()
+    delivered(job, "mlflow")
+    (run,) = runs.of(job)
+    assert runs.curve(run, "loss") == LOSSES
+
+
+def test_any_job_can_be_tracked_after_its_end(runs: Runs, start: Start) -> None:
+    job = start("--ranks 1")
+    job.wait()
+    assert tracking.read(job.paths) == []
+    with pytest.raises(Exception, match="was not launched with --track"):
+        list(perform(parse.parse(f"track {job.id}", "torchdist")))
+    with pytest.raises(OptionError, match="there is no tracker 'mlflo'"):
+        list(perform(parse.parse(f"track {job.id} mlflo", "torchdist")))
+    assert "/runs/" in "".join(perform(parse.parse(f"track {job.id} mlflow", "torchdist")))
+    (run,) = runs.of(job)
+    assert runs.curve(run, "loss") == LOSSES
+
+
+def test_names_and_values_that_mlflow_does_not_take(runs: Runs, start: Start) -> None:
+    source = """
+import jupyter_torchdist as td
+td.log(step=0, **{"loss/100 %": 1.0, "../up": 2.0, "": 3.0, "n" * 400: 4.0})
+td.log(step=1, nothing=float("nan"), much=float("inf"))
+td.log(step=2**52, late=1.0)
+"""
+    job = start("--ranks 1 --track mlflow", source)
+    job.wait()
+    known = delivered(job, "mlflow")
+    (run,) = runs.of(job)
+    assert {"loss/100 _", "up", "_", "nothing", "much", "late"} <= set(run.data.metrics)
+    assert (known.refused, known.trouble) == (0, "")
+
+
+def test_a_job_whose_files_are_removed_ends_its_tracker(
+    runs: Runs, start: Start, road: Road, monkeypatch: pytest.MonkeyPatch, home: Path
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{road.port}")
+    job = start("--ranks 1 --track mlflow")
+    job.wait()
+    assert wait_until(lambda: tracking.of(job.paths, "mlflow").process is not None, 60)
+    process = tracking.of(job.paths, "mlflow").process
+    assert process is not None and process.alive()
+    list(perform(parse.parse(f"rm {job.id}", "torchdist")))
+    assert wait_until(lambda: not process.alive(), 30) and not job.paths.root.exists()

@@ -10,6 +10,7 @@ import { duration, elapsed, firstLine, grouped, hosts, startedAt, stateWord, tic
 import { stateIcon, tone } from './icons';
 import { Pace } from './pace';
 import { brokenCurves } from './series';
+import { TrackingLines } from './tracking';
 import { trans } from './translate';
 
 const NOTES = 3;
@@ -31,6 +32,8 @@ export class Header {
   private readonly waits = make('p.td-reason.td-waits', { hidden: true });
   private readonly left = make('p.td-reason.td-left', { hidden: true });
   private readonly broken = make('p.td-reason.td-broken', { hidden: true, role: 'alert' });
+  private readonly tracked = make('ul.td-tracked', { hidden: true });
+  private readonly tracking = new TrackingLines(this.tracked);
   private readonly notes = make('ul.td-notes', { hidden: true });
   private readonly progress: ProgressBar;
   private readonly cancel: CancelControl;
@@ -55,7 +58,8 @@ export class Header {
       line.append(this.name);
     }
     line.append(make('span.td-facts', {}, this.where, this.how, this.time, this.pace), actions);
-    const header = make('div.td-header', {}, line, this.reason, this.waits, this.left, this.broken, this.notes);
+    const said = [this.reason, this.waits, this.left, this.broken, this.tracked, this.notes];
+    const header = make('div.td-header', {}, line, ...said);
     element.append(header);
     this.progress = new ProgressBar(header);
     this.cancel = new CancelControl(actions, session, signal);
@@ -84,6 +88,7 @@ export class Header {
     const broken = brokenCurves(status?.ranks ?? {}).slice(0, BROKEN);
     setText(this.broken, broken.map(brokenLine).join('\n'));
     this.broken.hidden = broken.length === 0;
+    this.tracking.draw(status?.tracked ?? []);
     this.drawNotes(notesOf(state, hello?.notes ?? []));
     this.cancel.update();
     this.tick();

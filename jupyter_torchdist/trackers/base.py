@@ -59,7 +59,7 @@ class Opened:
 
 
 class Refused(Exception):
-    """The destination will never take these points. They are passed over, and counted."""
+    """The destination will never take one of these points. It is passed over, and counted."""
 
 
 class Tracker(Protocol):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from ..protocol.state import JobState
 from ..store import journal, liveness, logs, tracking
 from ..store.jobdir import read_plan, read_spec
 from ..views import wording
-from .base import FAILED, FINISHED, KILLED, Refused, Tracker
+from .base import FAILED, FINISHED, KILLED, Point, Refused, Tracker
 from .facts import run_of
 from .reading import Reading
 
@@ -105,13 +105,8 @@ class Delivery:
         if not self._opened:
             self._open()
         while portion := self._reading.portion(self._known.at, self._known.counts):
-            refused = 0
-            for first in range(0, len(portion.points), POINTS):
-                points = portion.points[first : first + POINTS]
-                try:
-                    self._tracker.log(points)
-                except Refused:
-                    refused += len(points)
+            batches = range(0, len(portion.points), POINTS)
+            refused = sum(self._log(portion.points[first : first + POINTS]) for first in batches)
             at = {**self._known.at, portion.file: portion.end}
             sent = self._known.sent + len(portion.points) - refused
             self._publish(at=at, counts=portion.counts, sent=sent, refused=self._known.refused + refused)
@@ -121,6 +116,15 @@ class Delivery:
             self._hosts = hosts
         if over:
             self._finish()
+
+    def _log(self, points: Sequence[Point]) -> int:
+        """Deliver points. Returns how many are refused: of a refused batch, the others are delivered in its halves."""
+        try:
+            self._tracker.log(points)
+        except Refused:
+            half = len(points) // 2
+            return self._log(points[:half]) + self._log(points[half:]) if half else 1
+        return 0
 
     def _look(self) -> None:
         """Read what has happened to the job."""

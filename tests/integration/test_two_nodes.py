@@ -126,11 +126,11 @@ JOB = f"two-nodes-{os.getpid()}-{time.time_ns()}"
 
 
 def drive(
-    cell: str, connector: TwoNodes, directory: Path, *, names: dict[str, Any] | None = None, grace: float = 5.0
+    cell: str, connector: TwoNodes, directory: Path, *, names: dict[str, Any] | None = None, **options: Any
 ) -> JobPaths:
     home = Home(directory / "home")
     home.blobs.mkdir(parents=True, exist_ok=True)
-    spec = JobSpec(JOB, "cell", cell, "Cell In[1]", 2, Options(ranks=4, grace=grace), time.time())
+    spec = JobSpec(JOB, "cell", cell, "Cell In[1]", 2, Options(ranks=4, **options), time.time())
     plan = make_plan(spec, [local_inventory()])
     plan = replace(plan, nodes=(NodePlan("node0", (0, 1)), NodePlan("node1", (2, 3))))
     capture = capture_cell(cell, "Cell In[1]", 2, names or {}, cwd=directory)

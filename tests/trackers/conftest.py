@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -35,6 +36,26 @@ print("over")
 """
 
 Start = Callable[..., Job]
+
+
+class Runs:
+    """What the server has."""
+
+    def __init__(self, port: int) -> None:
+        import mlflow
+
+        self.uri = f"http://127.0.0.1:{port}"
+        self._client = mlflow.MlflowClient(self.uri)
+
+    def of(self, job: str) -> list[Any]:
+        every = [one.experiment_id for one in self._client.search_experiments()]
+        return list(self._client.search_runs(every, f"tags.`torchdist.job` = '{job}'"))
+
+    def curve(self, run: Any, name: str) -> list[tuple[int, float]]:
+        return sorted((one.step, one.value) for one in self._client.get_metric_history(run.info.run_id, name))
+
+    def files(self, run: Any) -> set[str]:
+        return {one.path for folder in ("job", "logs") for one in self._client.list_artifacts(run.info.run_id, folder)}
 
 
 @pytest.fixture(scope="session")
@@ -71,6 +92,13 @@ def start(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
             if one.lives and one.process is not None:
                 os.kill(one.process.pid, 9)
     pool().close()
+
+
+@pytest.fixture
+def runs(mlflow_port: int, monkeypatch: pytest.MonkeyPatch) -> Runs:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{mlflow_port}")
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "Cells")
+    return Runs(mlflow_port)
 
 
 @pytest.fixture

@@ -6,46 +6,16 @@ import os
 import re
 import signal
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from jupyter_torchdist.client.job import Job
 from jupyter_torchdist.protocol.errors import OptionError
 from jupyter_torchdist.store import tracking
 from jupyter_torchdist.verbs import parse
 from jupyter_torchdist.verbs.perform import perform
 from tests.leaks import wait_until
-from tests.trackers.conftest import Start, delivered
+from tests.trackers.conftest import Runs, Start, delivered
 from tests.trackers.road import Road
-
-
-class Runs:
-    """What the server has."""
-
-    def __init__(self, port: int) -> None:
-        import mlflow
-
-        self.uri = f"http://127.0.0.1:{port}"
-        self._client = mlflow.MlflowClient(self.uri)
-
-    def of(self, job: Job) -> list[Any]:
-        every = [one.experiment_id for one in self._client.search_experiments()]
-        return list(self._client.search_runs(every, f"tags.`torchdist.job` = '{job.id}'"))
-
-    def curve(self, run: Any, name: str) -> list[tuple[int, float]]:
-        return sorted((one.step, one.value) for one in self._client.get_metric_history(run.info.run_id, name))
-
-    def files(self, run: Any) -> set[str]:
-        return {one.path for folder in ("job", "logs") for one in self._client.list_artifacts(run.info.run_id, folder)}
-
-
-@pytest.fixture
-def runs(mlflow_port: int, monkeypatch: pytest.MonkeyPatch) -> Runs:
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{mlflow_port}")
-    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "Cells")
-    return Runs(mlflow_port)
-
 
 LOSSES = [(step, 1 / (step + 1)) for step in range(20)]
 
@@ -54,7 +24,7 @@ def test_a_job_is_one_run_with_everything(runs: Runs, start: Start) -> None:
     job = start("--ranks 2 --name digits --track mlflow")
     job.wait()
     known = delivered(job, "mlflow")
-    (run,) = runs.of(job)
+    (run,) = runs.of(job.id)
     assert (run.info.run_name, run.info.status) == ("digits", "FINISHED")
     assert known.link == f"{runs.uri}/#/experiments/{run.info.experiment_id}/runs/{run.info.run_id}"
     assert (known.sent, known.refused, known.trouble) == (known.sent, 0, "") and known.sent >= 80
@@ -76,9 +46,9 @@ def test_how_a_job_ends_is_how_its_run_ends(runs: Runs, start: Start) -> None:
     assert wait_until(lambda: cancelled.state.state == "running", 30)
     cancelled.interrupt()
     delivered(failed, "mlflow"), delivered(cancelled, "mlflow")
-    (run,) = runs.of(failed)
+    (run,) = runs.of(failed.id)
     assert run.info.status == "FAILED" and "ValueError: too large" in run.data.tags["torchdist.reason"]
-    assert [one.info.status for one in runs.of(cancelled)] == ["KILLED"]
+    assert [one.info.status for one in runs.of(cancelled.id)] == ["KILLED"]
 
 
 CELL_THAT_FAILS = "import jupyter_torchdist as td\ntd.log(loss=1.0, step=0)\nraise ValueError('too large')\n"
@@ -97,7 +67,7 @@ def test_a_server_that_is_down_from_the_start_loses_nothing(
     )
     road.open()
     known = delivered(job, "mlflow")
-    (run,) = runs.of(job)
+    (run,) = runs.of(job.id)
     assert runs.curve(run, "loss") == LOSSES and known.said == ""
 
 
@@ -108,7 +78,7 @@ def test_a_server_that_goes_down_in_the_middle_and_comes_back(
     road.open()
     job = start("--ranks 1 --track mlflow", gate=str(tmp_path / "gate"))
     assert wait_until(lambda: tracking.of(job.paths, "mlflow").sent >= 22, 60)
-    (run,) = runs.of(job)
+    (run,) = runs.of(job.id)
     assert run.info.status == "RUNNING" and runs.curve(run, "loss") == LOSSES[:11], "it runs while its points arrive"
     road.close()
     (tmp_path / "gate").touch()
@@ -116,7 +86,7 @@ def test_a_server_that_goes_down_in_the_middle_and_comes_back(
     assert job.wait(60).state == "succeeded"
     road.open()
     delivered(job, "mlflow")
-    (run,) = runs.of(job)
+    (run,) = runs.of(job.id)
     assert runs.curve(run, "loss") == LOSSES
     assert len([name for name in run.data.metrics if name.startswith("system/")]) >= 1
 
@@ -134,7 +104,7 @@ def test_a_slow_server_does_not_delay_the_job(
     assert wait_until(lambda: "does not answer" in tracking.of(job.paths, "mlflow").trouble, 60)
     road.delay = 0.0
     delivered(job, "mlflow")
-    (run,) = runs.of(job)
+    (run,) = runs.of(job.id)
     assert runs.curve(run, "loss") == LOSSES
 
 
@@ -153,7 +123,7 @@ def test_what_was_not_delivered_in_time_is_delivered_later(
     road.open()
     monkeypatch.setenv("TORCHDIST_TRACK_SECONDS", "30")
     said = "".join(perform(parse.parse(f"track {job.id}", "torchdist")))
-    (run,) = runs.of(job)
+    (run,) = runs.of(job.id)
     assert (
         said == f"mlflow: http://127.0.0.1:{road.port}/#/experiments/{run.info.experiment_id}/runs/{run.info.run_id}\n"
     )
@@ -171,7 +141,7 @@ def test_a_tracker_that_is_killed_is_started_again_and_nothing_comes_twice(
     assert wait_until(lambda: tracking.of(job.paths, "mlflow").process != first, 60)
     (tmp_path / "gate").touch()
     delivered(job, "mlflow")
-    (run,) = runs.of(job)
+    (run,) = runs.of(job.id)
     assert runs.curve(run, "loss") == LOSSES
 
 
@@ -184,7 +154,7 @@ def test_any_job_can_be_tracked_after_its_end(runs: Runs, start: Start) -> None:
     with pytest.raises(OptionError, match="there is no tracker 'mlflo'"):
         list(perform(parse.parse(f"track {job.id} mlflo", "torchdist")))
     assert "/runs/" in "".join(perform(parse.parse(f"track {job.id} mlflow", "torchdist")))
-    (run,) = runs.of(job)
+    (run,) = runs.of(job.id)
     assert runs.curve(run, "loss") == LOSSES
 
 
@@ -198,7 +168,7 @@ td.log(step=2**52, late=1.0)
     job = start("--ranks 1 --track mlflow", source)
     job.wait()
     known = delivered(job, "mlflow")
-    (run,) = runs.of(job)
+    (run,) = runs.of(job.id)
     assert {"loss/100 _", "up", "_", "nothing", "much", "late"} <= set(run.data.metrics)
     assert (known.refused, known.trouble) == (0, "")
 

@@ -96,8 +96,7 @@ class Driver:
 
     def run(self) -> None:
         """Run until the job's end. Any error of the driver is written to the journal."""
-        if self._state.final:
-            # An earlier driver died between the journal's last line and the summary.
+        if self._state.final:  # an earlier driver died between the journal's last line and the summary
             journal.publish_summary(self._paths, self._state)
             return
         self._say("job.driver", process=ProcessId.mine().to_json())
@@ -195,8 +194,7 @@ class Driver:
                 liveness.publish_driver(self._paths, ProcessId.mine(), time.time())
             if not self._paths.spec.exists():  # no request to end it could come any more, and no result could be kept
                 self._standing = replace(self._standing, terminate=True)
-        if self._unwritten:
-            self._write()
+        self._write()
         if now > self._deadline and not self._standing.timed_out:
             self._standing = replace(self._standing, timed_out=True)
         if self._state.state == "starting" and policy.all_ready(self._plan, self._state):

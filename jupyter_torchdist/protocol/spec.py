@@ -318,9 +318,7 @@ def parse_options(line: str | Sequence[str], defaults: Options | None = None) ->
         chosen[option.field] = (*getattr(defaults, option.field), *chosen[option.field])
     options = replace(defaults, **chosen)
     if options.gpus is not None and options.ranks is not None:
-        raise OptionError(
-            "--gpus and --ranks cannot be used together", "--gpus N for GPU ranks, --ranks N for CPU ranks"
-        )
+        raise OptionError("--gpus and --ranks cannot be used together", "--gpus N for GPU ranks, --ranks N for CPUs")
     if options.hosts and "launcher" not in chosen:
         options = replace(options, launcher=SSH)
     if options.hosts and options.launcher == LOCAL:

@@ -42,7 +42,7 @@ SchedulerParameters=bf_interval=2,sched_interval=2,batch_sched_delay=0
 ReturnToService=2
 EnforcePartLimits=ALL
 MpiDefault=none
-KillWait=3
+KillWait=10
 MinJobAge=60
 GresTypes=gpu
 SlurmdParameters=config_overrides
@@ -151,6 +151,8 @@ class Slurm:
         """End what tests left."""
         self.run("scancel", "--user=root")
         assert wait_until(lambda: self.idle() == len(self.bed.nodes), PATIENCE), self.run("sinfo")
+        for node in self.bed.nodes:
+            self.bed.run(node, "rm", "-rf", "/tmp/torchdist-0")
 
     def down(self) -> None:
         """End the controller; a slurmd ends with its host."""

@@ -117,21 +117,6 @@ def test_the_plan_shows_the_script(slurm: Slurm) -> None:
     assert not slurm.queue()
 
 
-def test_what_fits_on_unknown_gpus_is_not_known(slurm: Slurm) -> None:
-    torch = pytest.importorskip("torch")
-    names = {"torch": torch, "net": torch.nn.Linear(2, 2), "data": torch.ones(4, 2)}
-    source = (
-        "optimizer = torch.optim.SGD(net.parameters(), 0.1)\n"
-        "for _ in range(2):\n    net(data).mean().backward()\n    optimizer.step()\n"
-    )
-    options = parse_options("--launcher slurm --gpus 2 --strategy auto")
-    prepared = prepare(Request(source, "Cell In[3]", 2, options, names))
-    assert "optimizer state do not fit" not in plan_table(prepared.plan)
-    memory = prepared.memory()
-    assert memory is not None and memory.fits is None
-    assert "what the nodes have is not known before the launcher gives them" in memory.verdict
-
-
 def test_a_python_that_the_nodes_lack_ends_the_job_with_words(pool: DriverPool, slurm: Slurm) -> None:
     job = start(pool, MEET, "--launcher slurm --ranks 1 --host-option python=/nowhere/python", python=None)
     assert job.wait(PATIENCE).state == "failed"

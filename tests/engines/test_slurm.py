@@ -48,15 +48,15 @@ def test_ranks_of_two_nodes_meet_and_their_values_come_back(pool: DriverPool, no
 
 
 def test_an_exception_of_a_rank_is_the_notebooks_own(pool: DriverPool) -> None:
-    job = start(pool, MEET + "if dist.get_rank() == 3:\n    raise ValueError('no good')\ndist.barrier()\n")
+    job = start(pool, MEET + "if dist.get_rank() == 1:\n    raise ValueError('no good')\ndist.barrier()\n", "--ranks 2")
     assert job.wait(PATIENCE).state == "failed"
-    assert job.state.reason == "rank 3 on node2: ValueError: no good"
+    assert job.state.reason == "rank 1 on node2: ValueError: no good"
     with pytest.raises(ValueError, match="no good"):
         job.raise_for_state()
 
 
 def test_a_cancel_ends_the_ranks_and_the_job_in_the_queue(pool: DriverPool, slurm: Slurm) -> None:
-    job = start(pool, SLEEP)
+    job = start(pool, SLEEP, "--ranks 2")
     assert wait_until(lambda: asleep(job), PATIENCE)
     assert slurm.queue() == [f"{slurm.number(job)} torchdist-{job.id} RUNNING"]
     job.interrupt()
@@ -66,7 +66,7 @@ def test_a_cancel_ends_the_ranks_and_the_job_in_the_queue(pool: DriverPool, slur
 
 def test_a_job_waits_in_the_queue_and_then_runs(pool: DriverPool, slurm: Slurm) -> None:
     holder = slurm.occupy()
-    first, second = start(pool, MEET), start(pool, MEET)
+    first, second = start(pool, MEET, "--ranks 2"), start(pool, MEET, "--ranks 2")
     assert wait_until(lambda: "position 1: waiting for nodes" in first.state.queued, 20), first.state.queued
     assert wait_until(lambda: second.state.queued.startswith("position 2: "), 20), second.state.queued
     second.interrupt()
@@ -141,10 +141,18 @@ SAVE = SLEEP.replace(
 )
 
 
-def test_before_the_time_limit_the_ranks_can_save(pool: DriverPool, slurm: Slurm) -> None:
+@pytest.mark.parametrize(
+    "warning",
+    [
+        "scancel --batch --signal=USR1 {job}",
+        pytest.param("scontrol update jobid={job} timelimit=1", marks=pytest.mark.soak),  # Slurm looks every 30 s
+    ],
+    ids=["signal", "limit"],
+)
+def test_before_the_time_limit_the_ranks_can_save(pool: DriverPool, slurm: Slurm, warning: str) -> None:
     job = start(pool, SAVE, "--ranks 2 -O time=30")
     assert wait_until(lambda: asleep(job), PATIENCE), job.state
-    slurm.run("scontrol", "update", f"jobid={slurm.number(job)}", "timelimit=1")
+    slurm.run(*warning.format(job=slurm.number(job)).split())
     assert job.wait(PATIENCE).state == "timed_out"
     assert job.state.reason == "the time limit of Slurm: -O time=TIME asks for more"
     assert job.logs(stream="out").count("saved") == 2

@@ -19,13 +19,14 @@ HOLD = """\
 umask 077
 p=/tmp/torchdist-$(id -u); d=$p/{name}; s=$p/scratch-{name}
 mkdir -p "$d" && [ -O "$p" ] && [ -O "$d" ] || {{ echo "$d belongs to another user" >&2; exit 1; }}
-trap "rm -rf $d $s/blobs; find $s -depth -type d -empty -delete 2>/dev/null" EXIT; trap "exit 0" TERM INT
-export TORCHDIST_RUNTIME_DIR="$d"
+clean() {{ rm -rf "$d"; find "$s" ! -type d ! -path "*/work/*" -delete; find "$s" -depth -type d -empty -delete; }}
+trap "clean 2>/dev/null" EXIT; trap "exit 0" TERM INT
+export TORCHDIST_RUNTIME_DIR="$d" TORCHDIST_SUCCESSORS=0
 env -0 >"$d/environ"; mkfifo "$d/start"; exec 3<>"$d/start"
 while :; do if read -r line <&3; then sh -c "$line" & fi; done"""
 """For sh. It runs what comes through the pipe, so that Slurm knows the agent and its ranks as the job's.
 
-At its end captured data is deleted, and no file that a cell wrote.
+At its end all of the job is deleted but the files that its cell wrote. No warm process is kept for a next job.
 """
 
 AWAIT = """\

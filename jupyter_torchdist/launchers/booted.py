@@ -1,4 +1,4 @@
-"""A channel to a node on which nothing is installed: a process here, whose other end becomes ``boot.py`` there."""
+"""A channel to a node on which nothing is installed: the shell at its other end becomes ``boot.py``."""
 
 from __future__ import annotations
 
@@ -41,49 +41,34 @@ _SEARCHED = (
 
 
 class BootedChannel(Channel):
-    """Frames over a process, with ``verb`` of ``jupyter_torchdist.node`` at the other end.
+    """Frames to ``verb`` of ``jupyter_torchdist.node`` at the other end.
 
     What is sent before that answers is held back.
 
     ``receive`` raises ``LaunchError`` when the connection could not be made and another try would end alike.
     """
 
-    program: ClassVar[str]
-    """What the user calls the way there."""
     remedy: ClassVar[str]
     """What to do when the node cannot run our code."""
 
-    def __init__(
-        self,
-        host: str,
-        way: Sequence[str],
-        reach: Reach,
-        verb: str = "relay",
-        environ: Mapping[str, str] | None = None,
-    ) -> None:
-        """``way``: the command without its last word, a text for the shell of the node."""
+    def __init__(self, host: str, reach: Reach, verb: str = "relay") -> None:
         self.host = host
         self._mark = f"torchdist-{secrets.token_hex(8)}"
         self._banner: bytearray | None = bytearray()
         """What was printed before the mark; None once the relay has answered."""
         self._may_send = False
         self._words = tempfile.TemporaryFile()  # noqa: SIM115  # closed by ``close``
-        try:
-            self.process = subprocess.Popen(
-                [*way, remote_command(self._mark, reach, verb)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=self._words,
-                env=environ,
-                start_new_session=True,  # an interrupt of the kernel must not reach it
-            )
-        except FileNotFoundError:
-            raise LaunchError(f"there is no program {way[0]} here", f"install {self.program}") from None
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        super().__init__(os.dup(self.process.stdout.fileno()), os.dup(self.process.stdin.fileno()))
-        self.process.stdin.close()
-        self.process.stdout.close()
+        super().__init__(*self.start(remote_command(self._mark, reach, verb), self._words.fileno()))
+
+    def start(self, command: str, words: int) -> tuple[int, int]:
+        """Run a text for the shell of the node. Returns descriptors of its output and its input.
+
+        ``words``: a descriptor for what it says of errors. Raises ``LaunchError``, ``ChannelError``.
+        """
+        raise NotImplementedError
+
+    def end(self) -> None:
+        """End the connection, whose descriptors are closed."""
 
     @property
     def answered(self) -> bool:
@@ -133,8 +118,6 @@ class BootedChannel(Channel):
 
     def _why(self) -> Exception:
         """The reason for the end of the connection, in the words of the process."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(1.0)
         self._words.seek(0)
         said = self._words.read().decode("utf-8", "replace").strip()
         last = said.splitlines()[-1].strip() if said else "the connection was closed"
@@ -146,8 +129,50 @@ class BootedChannel(Channel):
             self._words.close()
             self.end()
 
+
+class ProcessChannel(BootedChannel):
+    """Over the pipes of a process here."""
+
+    program: ClassVar[str]
+    """What the user calls the way there."""
+
+    def __init__(
+        self,
+        host: str,
+        way: Sequence[str],
+        reach: Reach,
+        verb: str = "relay",
+        environ: Mapping[str, str] | None = None,
+    ) -> None:
+        """``way``: the command without its last word, a text for the shell of the node."""
+        self._way, self._environ = way, environ
+        super().__init__(host, reach, verb)
+
+    def start(self, command: str, words: int) -> tuple[int, int]:
+        try:
+            self.process = subprocess.Popen(
+                [*self._way, command],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=words,
+                env=self._environ,
+                start_new_session=True,  # an interrupt of the kernel must not reach it
+            )
+        except FileNotFoundError:
+            raise LaunchError(f"there is no program {self._way[0]} here", f"install {self.program}") from None
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        ends = os.dup(self.process.stdout.fileno()), os.dup(self.process.stdin.fileno())
+        self.process.stdin.close()
+        self.process.stdout.close()
+        return ends
+
+    def _why(self) -> Exception:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(1.0)
+        return super()._why()
+
     def end(self) -> None:
-        """End the process, whose pipes are closed."""
         self.process.kill()
         self.process.wait()
 

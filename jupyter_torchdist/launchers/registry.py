@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from ..plugins.registry import Registry
-from ..protocol.options.launcher import SLURM
+from ..protocol.options.launcher import RAY, SLURM
 from ..protocol.spec import LOCAL, SSH
 from .base import Launcher
 from .local import LocalLauncher
+from .ray import RayLauncher
 from .slurm import SlurmLauncher
 from .ssh import SshLauncher
 
-_LAUNCHERS: Registry[Launcher] = Registry("launcher", {LOCAL: LocalLauncher, SSH: SshLauncher, SLURM: SlurmLauncher})
+_LAUNCHERS: Registry[Launcher] = Registry(
+    "launcher", {LOCAL: LocalLauncher, SSH: SshLauncher, SLURM: SlurmLauncher, RAY: RayLauncher}
+)
 
 
 def launcher(name: str) -> Launcher:

@@ -18,6 +18,10 @@ _SIOCGIFADDR = 0x8915
 """netdevice(7)."""
 
 
+ADDRESS = "TORCHDIST_NODE_ADDRESS"
+"""A variable with the address by which an engine knows the node."""
+
+
 def interfaces() -> dict[str, str]:
     """{address: interface} of this node, without loopback."""
     found: dict[str, str] = {}
@@ -50,10 +54,10 @@ def route_to(address: str) -> tuple[str, str]:
 def addresses(environ: Mapping[str, str]) -> list[str]:
     """Our addresses for other nodes; first that over which the login with this environment came.
 
-    SSH tells it (sshd(8)). Of a node of Slurm it is what the node's name means.
+    SSH tells it (sshd(8)), and an engine that knows it. Of a node of Slurm it is what the node's name means.
     """
     own = interfaces()
-    came = environ.get("SSH_CONNECTION", "").split()[2:3]
+    came = environ.get(ADDRESS, "").split() or environ.get("SSH_CONNECTION", "").split()[2:3]
     if name := environ.get("SLURMD_NODENAME"):
         with contextlib.suppress(OSError):
             came = [str(found[4][0]) for found in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)]

@@ -92,6 +92,8 @@ class Inventory(Record):
     """The number of ranks that the user wants there; None: the plan decides."""
     software: Software | None = None
     """None for this machine: it is the notebook's."""
+    allocation: str = ""
+    """Of the engine, as in ``Plan``."""
 
 
 @dataclass(frozen=True)
@@ -148,7 +150,7 @@ class Plan(Record):
     request: str = ""
     """What the engine is sent, such as a batch script; empty where the driver starts everything itself."""
     allocation: str = ""
-    """Of the engine, in which the job runs, such as the id of a Slurm job; empty: a new one."""
+    """Of the engine, in which the job runs: the id of a Slurm job, the address of a Ray cluster; empty: a new one."""
 
     def node_of(self, rank: int) -> NodePlan:
         """The node of ``rank``. Raises ``KeyError`` for a rank outside the plan."""

@@ -41,8 +41,11 @@ def entries(distributions: Iterable[Distribution]) -> set[str]:
     return {parts[0] for parts in files} - {"..", "__pycache__"}
 
 
-def make(place: Path) -> Path:
-    """A virtual environment of empty folders and files, onto which a host mounts this interpreter's packages."""
+def make(place: Path, *more: str) -> Path:
+    """A virtual environment of empty folders and files, onto which a host mounts this interpreter's packages.
+
+    ``more``: packages beside torch and numpy.
+    """
     (place / "bin").mkdir(parents=True)
     interpreter = Path(sys.base_prefix, "bin", SITE.parts[1])
     for name in ("python", "python3"):
@@ -50,7 +53,7 @@ def make(place: Path) -> Path:
     (place / "pyvenv.cfg").write_text(f"home = {interpreter.parent}\ninclude-system-site-packages = false\n")
     site = place / SITE
     site.mkdir(parents=True)
-    for name in entries(required("torch", "numpy").values()):
+    for name in entries(required("torch", "numpy", *more).values()):
         if Path(sysconfig.get_path("purelib"), name).is_dir():
             (site / name).mkdir()
         else:

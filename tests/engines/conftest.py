@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 import tempfile
@@ -14,6 +15,7 @@ from jupyter_torchdist.client.drivers import DriverPool
 from tests.cluster import hosts, node_python
 from tests.cluster.cluster import Cluster
 from tests.engines import slurm as slurms
+from tests.engines.ray_cluster import RayCluster
 from tests.engines.slurm import Slurm
 from tests.lacking import lacking
 from tests.leaks import wait_until
@@ -68,3 +70,47 @@ def pool(slurm: Slurm) -> Iterator[DriverPool]:
 def no_slurm(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A PATH without Slurm's commands."""
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.path.dirname(shutil.which('true') or '')}/nowhere")
+
+
+@pytest.fixture(scope="session")
+def ray_nodes(tmp_path_factory: pytest.TempPathFactory, lasting: set[int]) -> Iterator[RayCluster]:
+    """Ray with two nodes, which are hosts of a bed: they have a Python with torch and Ray, and nothing of ours."""
+    if why := hosts.refused():
+        pytest.skip(f"no hosts on this machine: {why}")
+    if importlib.util.find_spec("ray") is None:
+        lacking("ray is not installed here: pip install 'jupyter_torchdist[ray]'")
+    if missing := hosts.missing_programs():
+        lacking(f"no {', '.join(missing)} here: make cluster")
+    python = node_python.make(tmp_path_factory.mktemp("node") / "python", "ray")
+    bed = Cluster.up(tmp_path_factory.mktemp("bed"), 2, python=python)
+    lasting.add(bed.keeper)
+    made = RayCluster(bed)
+    try:
+        made.up()
+        lasting.update(made.processes)
+        yield made
+    finally:
+        made.down()
+        bed.down()
+
+
+@pytest.fixture
+def ray_cluster(ray_nodes: RayCluster, home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RayCluster]:
+    """Kernels, drivers and commands of the test find the cluster by ``RAY_ADDRESS``."""
+    monkeypatch.setenv("RAY_ADDRESS", ray_nodes.address)
+    yield ray_nodes
+    left: list[str] = []
+
+    def nothing_left() -> bool:
+        left[:] = ray_nodes.left()
+        return not left
+
+    assert wait_until(nothing_left, timeout=15), "the test left behind:\n  " + "\n  ".join(left)
+
+
+@pytest.fixture
+def ray_pool(ray_cluster: RayCluster) -> Iterator[DriverPool]:
+    """Drivers that know Ray."""
+    drivers = DriverPool()
+    yield drivers
+    drivers.close()

@@ -16,7 +16,7 @@ from ...protocol.options.launcher import SLURM
 from ...protocol.plan import NodePlan, Plan, Reach
 from ...protocol.wire.channel import Channel
 from ..base import ENDED, QUEUED, RUNNING, EngineState
-from ..booted import BootedChannel
+from ..booted import ProcessChannel
 from . import commands
 from .commands import Question
 from .script import AWAIT, HOLD, LIMIT, job_name
@@ -38,7 +38,7 @@ _ENDS = {
 }
 
 
-class SlurmChannel(BootedChannel):
+class SlurmChannel(ProcessChannel):
     """Frames over a step of the job."""
 
     program = "Slurm's client"

@@ -12,7 +12,7 @@ from pathlib import Path
 from ...protocol.errors import LaunchError
 from ...protocol.paths import make_private, runtime_dir
 from ...protocol.plan import Reach
-from ..booted import BootedChannel
+from ..booted import ProcessChannel
 
 PERSIST_SECONDS = 60
 """How long the shared connection to a host stays open after its last use."""
@@ -26,7 +26,7 @@ _FATAL = {
 """Words of ssh after which another try is of no use, and what to do."""
 
 
-class SshChannel(BootedChannel):
+class SshChannel(ProcessChannel):
     """Frames over an ssh process."""
 
     program = "OpenSSH's client"

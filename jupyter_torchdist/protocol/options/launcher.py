@@ -73,6 +73,7 @@ def _allocation(text: str) -> str:
 
 
 SLURM = "slurm"
+RAY = "ray"
 
 LAUNCHER_OPTIONS: tuple[LauncherOption, ...] = (
     LauncherOption("partition", SLURM, "NAME", "the partition", _word),
@@ -93,6 +94,14 @@ LAUNCHER_OPTIONS: tuple[LauncherOption, ...] = (
         "run inside this job of Slurm, or in a new one (default: $SLURM_JOB_ID if it is set, else new)",
         _allocation,
     ),
+    LauncherOption(
+        "address",
+        RAY,
+        "HOST:PORT",
+        "the cluster (default: $RAY_ADDRESS, else that of this machine)",
+        _word,
+    ),
+    LauncherOption("cpus", RAY, "N", "CPUs of a node (default: its GPUs' share; one for each CPU rank)", _count),
 )
 
 

@@ -1,0 +1,146 @@
+"""The actor on each node. Its class is sent by value, so this file imports nothing of this package."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from typing import IO, Any
+
+PIECE = 1024 * 1024
+"""Bytes of one answer, at most."""
+
+POLL_SECONDS = 2.0
+"""How long a question for bytes waits for them."""
+
+SILENCE_SECONDS = 30.0
+"""A connection for whose bytes nobody asks for this time is closed."""
+
+IDLE_SECONDS = 300.0
+"""Without a connection and an agent for this time, the placement group is removed: nobody will come."""
+
+
+@dataclass
+class Connection:
+    """A shell of the node, and what it says of errors."""
+
+    process: asyncio.subprocess.Process
+    words: IO[bytes]
+    asked: float = field(default_factory=time.monotonic)
+
+
+class Node:
+    """Starts shells, and carries their bytes. What they start ends with this actor (``hold.py``)."""
+
+    def __init__(self, hold: str, directory: str) -> None:
+        """``hold``: the text of ``hold.py``. ``directory``: the name of the node's directory below ``/tmp``."""
+        ray: Any = importlib.import_module("ray")
+        self._ray = ray
+        address = ray.util.get_node_ip_address()
+        directory = f"/tmp/torchdist-{os.getuid()}/{directory}"
+        # What Ray says of its worker, and the number of threads that it chooses, are not meant for ranks.
+        own = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+        own.pop("OMP_NUM_THREADS", None)
+        ours = {"TORCHDIST_RUNTIME_DIR": directory, "TORCHDIST_NODE_ADDRESS": address}
+        self._environ = {"VIRTUAL_ENV": sys.prefix, **own, **ours}
+        if cluster := os.environ.get("RAY_ADDRESS"):
+            self._environ["RAY_ADDRESS"] = cluster
+        self._holder = subprocess.Popen(
+            [sys.executable, "-c", hold, directory],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            cwd="/",
+            env=self._environ,
+        )
+        if self._holder.wait():
+            assert self._holder.stderr is not None
+            raise RuntimeError(self._holder.stderr.read().decode().strip().rpartition("\n")[2])
+        self._here = {"host": socket.gethostname(), "address": address}
+        self._directory = directory
+        self._connections: dict[str, Connection] = {}
+        self._watch: asyncio.Task[None] | None = None
+
+    async def here(self) -> dict[str, str]:
+        """``host`` and ``address`` of the node. The first question starts the watch."""
+        self._watch = self._watch or asyncio.get_running_loop().create_task(self._watching())
+        return self._here
+
+    async def open(self, name: str, command: str) -> None:
+        words = tempfile.TemporaryFile()  # noqa: SIM115  # closed with the connection
+        process = await asyncio.create_subprocess_exec(
+            "sh",
+            "-c",
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=words,
+            limit=PIECE,
+            cwd="/",
+            env=self._environ,
+            start_new_session=True,
+        )
+        self._connections[name] = Connection(process, words)
+
+    async def write(self, name: str, data: bytes) -> None:
+        """Returns when there is room for more."""
+        pipe = self._connections[name].process.stdin
+        assert pipe is not None
+        with contextlib.suppress(ConnectionError):  # ``read`` tells the end
+            pipe.write(data)
+            await pipe.drain()
+
+    async def read(self, name: str) -> bytes | None:
+        """What has come, empty after ``POLL_SECONDS``; None at the end."""
+        connection = self._connections[name]
+        connection.asked = time.monotonic()
+        assert connection.process.stdout is not None
+        try:
+            return await asyncio.wait_for(connection.process.stdout.read(PIECE), POLL_SECONDS) or None
+        except asyncio.TimeoutError:
+            return b""
+
+    async def close(self, name: str) -> bytes:
+        """Returns what the shell said of errors."""
+        connection = self._connections.pop(name, None)
+        if connection is None:
+            return b""
+        with contextlib.suppress(ProcessLookupError):
+            connection.process.kill()
+        await connection.process.wait()
+        connection.words.seek(0)
+        said = connection.words.read()
+        connection.words.close()
+        return said
+
+    async def end(self) -> None:
+        """End what was started here. Returns when nothing is left."""
+        for name in list(self._connections):
+            await self.close(name)
+        assert self._holder.stdin is not None and self._holder.stdout is not None
+        self._holder.stdin.close()
+        await asyncio.get_running_loop().run_in_executor(None, self._holder.stdout.read)
+
+    async def _watching(self) -> None:
+        used = time.monotonic()
+        while time.monotonic() - used < IDLE_SECONDS:
+            await asyncio.sleep(POLL_SECONDS)
+            now = time.monotonic()
+            for name, connection in list(self._connections.items()):
+                if now - connection.asked > SILENCE_SECONDS:
+                    await self.close(name)
+            if self._connections or self._agents():
+                used = now
+        self._ray.util.remove_placement_group(self._ray.util.get_current_placement_group())
+
+    def _agents(self) -> bool:
+        """Whether an agent runs: it has a socket while it does."""
+        folders = (entry.path for entry in os.scandir(self._directory) if entry.name.startswith("agent-"))
+        return any(os.path.exists(os.path.join(folder, "agent.sock")) for folder in folders)

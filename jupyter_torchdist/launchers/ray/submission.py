@@ -67,9 +67,13 @@ class RaySubmission:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._client = subprocess.Popen(
-                [sys.executable, "-m", CLIENT], stdin=theirs, stdout=subprocess.DEVNULL, env=environ(), cwd="/",
+                [sys.executable, "-m", CLIENT],
+                stdin=theirs.fileno(),
+                stdout=subprocess.DEVNULL,
+                env=environ(),
+                cwd="/",
                 start_new_session=True,
-            )  # fmt: skip
+            )
         self._socket = ours
         self._socket.setblocking(False)
         self.ask(address=plan.allocation, name=name, **order)

@@ -39,8 +39,7 @@ def check_gpus(options: Options, nodes: Sequence[Node], where: str, remedy: str)
         return
     have = sum(node.gpus for node in nodes)
     if not have:
-        named = f" {options.gpu_type}" if options.gpu_type is not None else ""
-        raise ResourceError(f"the nodes of {where} have no GPUs{named}", f"{remedy}, or --ranks N for CPU ranks")
+        raise ResourceError(f"the nodes of {where} have no GPUs", f"{remedy}, or --ranks N for CPU ranks")
     if options.gpus is not None and options.gpus > have:
         each = f"{nodes[0].gpus} each" if len(nodes) > 1 else str(nodes[0].gpus)
         raise ResourceError(

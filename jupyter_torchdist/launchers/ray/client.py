@@ -2,7 +2,7 @@
 
 With ADDRESS (``auto``, ``HOST:PORT``), it prints what the cluster has, or an error, as one object of JSON. Without, it
 is the driver's: standard input is a socket of packets. Each is an object of JSON with a word, ``do``, for which
-``_Client`` has a method. What it sends is a state (``state``, ``reason``), or the answer to ``cancel``.
+``_Client`` has a method. What it sends is a state (``state``, ``reason``, ``hosts``), or the answer to ``cancel``.
 """
 
 from __future__ import annotations
@@ -66,6 +66,7 @@ class _Client:
         self._nodes: list[Any] = []
         self._said: dict[str, Any] = {}
         self._bundles: Sequence[Mapping[str, float]] = ()
+        self._hosts: list[str] = []
 
     def serve(self) -> None:
         while True:
@@ -135,6 +136,7 @@ class _Client:
     # -- state
 
     def _watch(self) -> None:
+        self._hosts = [""] * len(self._nodes)
         self.say(state=QUEUED, reason="")
         threading.Thread(target=self._look, daemon=True).start()
 
@@ -160,7 +162,10 @@ class _Client:
             return {"state": ENDED, "reason": failures[0]}
         if self._said.get("state") != RUNNING and None in answers:
             return {"state": QUEUED, "reason": "Ray starts its actors"}
-        return {"state": RUNNING, "reason": ""}
+        self._hosts = [
+            here["host"] if isinstance(here, dict) else host for here, host in zip(answers, self._hosts, strict=True)
+        ]
+        return {"state": RUNNING, "reason": "", "hosts": self._hosts}
 
     def _alive(self, node: Any) -> dict[str, str] | str | None:
         """Where the actor is; a text: why it has died; None: it has not answered."""

@@ -37,6 +37,7 @@ class RayLauncher:
         values = launcher_values(options)
         cluster = ask(*_address(values, environ))
         nodes = sorted((_node(one, options.gpu_type) for one in cluster["nodes"]), key=lambda node: -node.gpus)
+        kinds = sorted({one["kind"] for one in cluster["nodes"] if one["gpus"]})
         where = f"the Ray cluster at {cluster['address']}"
         count = options.nodes or 1
         if count > len(nodes):
@@ -50,6 +51,11 @@ class RayLauncher:
                 f"-O cpus={wrong.cores}, or more nodes with --nodes",
             )
         nodes = nodes[:count]
+        if options.gpu_type is not None and not any(node.gpus for node in nodes):
+            raise ResourceError(
+                f"no node of {where} has a GPU {options.gpu_type}: {', '.join(kinds) or 'none has a GPU'}",
+                "leave --gpu-type out, or --ranks N for CPU ranks",
+            )
         check_gpus(options, nodes, where, "start its nodes with --num-gpus")
         return tuple(
             Inventory(

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...protocol.errors import ChannelError, LaunchError
@@ -62,6 +62,7 @@ class RaySubmission:
         self._plan = plan
         self._name = name
         self._state = EngineState(QUEUED)
+        self.hosts: Sequence[str] = ()
         self._cancelled: str | None = None
         """Why the cancel failed, or empty; None before the answer to it."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -110,6 +111,7 @@ class RaySubmission:
                     self._cancelled = said["error"]
                 else:
                     self._state = EngineState(said["state"], reason=said["reason"])
+                    self.hosts = said.get("hosts", self.hosts)
             if self._state.word != ENDED and self._cancelled is None:
                 self._state = EngineState(ENDED, reason="the process that speaks with Ray has ended")
 
@@ -120,7 +122,8 @@ class RaySubmission:
 
     def connect(self, node: NodePlan) -> Channel:
         index = [one.name for one in self._plan.nodes].index(node.name)
-        return RayChannel(self, index, node.called, node.reach)
+        host = self.hosts[index] if self.hosts else node.called
+        return RayChannel(self, index, host, node.reach)
 
     def shared(self, node: NodePlan) -> bool:
         """Which nodes share a disk with the driver is not known, so all goes through the channel."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from ...protocol.errors import LaunchError, OptionError, ResourceError
@@ -12,6 +12,7 @@ from ...protocol.hosts import settings_of_all
 from ...protocol.options.launcher import launcher_values
 from ...protocol.plan import Inventory, Plan, open_gpu
 from ...protocol.spec import Options
+from ..nodes import Node, check_gpus, cores_asked_for, in_words
 from . import commands
 from .script import batch_script, job_name, step_command
 from .submission import SlurmSubmission, StepSubmission, expanded
@@ -33,17 +34,6 @@ _CAUSES = (
 """A pattern of Slurm's words, the options of sbatch that it is about, and where to look."""
 
 
-@dataclass(frozen=True)
-class Node:
-    """What one node of a partition, or of an allocation, has."""
-
-    name: str
-    cores: int
-    gpus: int
-    kind: str = "gpu"
-    """Of its GPUs, as the administrator named it."""
-
-
 class SlurmLauncher:
     """One agent on each node, in a new allocation or in the one that the notebook is in."""
 
@@ -58,13 +48,13 @@ class SlurmLauncher:
         where = f"allocation {allocation}" if allocation else _partition(values)
         count = options.nodes or (len(nodes) if allocation else 1)
         if count > len(nodes):
-            raise ResourceError(f"--nodes {count}: {where} has {_nodes(len(nodes))}", f"--nodes {len(nodes)}")
+            raise ResourceError(f"--nodes {count}: {where} has {in_words(len(nodes))}", f"--nodes {len(nodes)}")
         nodes = nodes[:count]
         _check_gpus(options, nodes, where)
         return tuple(
             Inventory(
                 host=node.name if allocation else "",
-                cores=node.cores if allocation else _cores(node, options, values, count),
+                cores=node.cores if allocation else cores_asked_for(node, options, values, count),
                 memory=0,
                 gpus=tuple(open_gpu(index, node.kind) for index in range(node.gpus)),
                 numactl=True,  # nothing is known of them yet
@@ -152,18 +142,6 @@ def _node(name: str, cores: str, gres: str, kind: str | None) -> Node:
     return Node(name, int(cores.rstrip("+")), count, named)
 
 
-def _cores(node: Node, options: Options, values: Mapping[str, Any], nodes: int) -> int:
-    """That are asked for on a node."""
-    if "cpus" in values:
-        return int(values["cpus"])
-    if values.get("exclusive"):
-        return node.cores
-    if options.ranks is not None:
-        return min(node.cores, -(-options.ranks // nodes))
-    each = node.gpus if options.gpus is None else -(-options.gpus // nodes)
-    return max(1, node.cores * each // max(1, node.gpus))
-
-
 def _check_time(options: Options, values: Mapping[str, Any]) -> None:
     if "time" in values and values["time"] <= 2 * options.grace:
         raise OptionError(
@@ -173,33 +151,17 @@ def _check_time(options: Options, values: Mapping[str, Any]) -> None:
 
 
 def _check_gpus(options: Options, nodes: Sequence[Node], where: str) -> None:
-    if options.ranks is not None:
-        return
     kind = options.gpu_type
     if kind is not None and not any(open_gpu(0, node.kind).is_a(kind) for node in nodes if node.gpus):
         raise ResourceError(
             f"no node of {where} has a GPU {kind}, as Slurm calls them",
             "`sinfo -o '%N %G'` shows the kinds of GPUs; leave --gpu-type out where they have none",
         )
-    have = sum(node.gpus for node in nodes)
-    if not have:
-        raise ResourceError(
-            f"the nodes of {where} have no GPUs", "-O partition=NAME names another, or --ranks N for CPU ranks"
-        )
-    if options.gpus is not None and options.gpus > have:
-        each = f"{nodes[0].gpus} each" if len(nodes) > 1 else str(nodes[0].gpus)
-        raise ResourceError(
-            f"--gpus {options.gpus}: {_nodes(len(nodes))} of {where} {'have' if len(nodes) > 1 else 'has'} {each}",
-            f"--gpus {have}, or --nodes {-(-options.gpus // max(1, nodes[0].gpus))}",
-        )
+    check_gpus(options, nodes, where, "-O partition=NAME names another")
 
 
 def _partition(values: Mapping[str, Any]) -> str:
     return f"partition {values['partition']}" if "partition" in values else "the default partition"
-
-
-def _nodes(count: int) -> str:
-    return f"{count} node" if count == 1 else f"{count} nodes"
 
 
 def _send(script: str, how: str) -> str:

@@ -329,7 +329,7 @@ export interface Plan {
   asked: number;
   /** What the engine is sent, such as a batch script; empty where the driver starts everything itself. */
   request: string;
-  /** Of the engine, in which the job runs, such as the id of a Slurm job; empty: a new one. */
+  /** Of the engine, in which the job runs: the id of a Slurm job, the address of a Ray cluster; empty: a new one. */
   allocation: string;
 }
 

@@ -20,6 +20,8 @@ from jupyter_torchdist.diagnosis.catalogue import (
     network,
     process,
     rendezvous,
+    stalls,
+    stragglers,
     training,
     unclear,
 )
@@ -49,6 +51,8 @@ LAYERS = {
     rendezvous: "How ranks find each other",
     collectives: "Ranks that do different things",
     training: "The training itself",
+    stalls: "A job that stalls",
+    stragglers: "Ranks that slow the others",
     unclear: "Errors that name no cause",
 }
 

@@ -31,6 +31,10 @@ int nvmlDeviceGetMemoryInfo(void *h, memory_t *m) { m->total = TOTAL * 1048576UL
 int nvmlDeviceGetUtilizationRates(void *h, utilization_t *u) {
   u->gpu = USE; u->memory = 55; return (long)h >= 1000 ? 3 : 0; }
 #endif
+#ifdef CLOCK
+int nvmlDeviceGetClockInfo(void *h, unsigned kind, unsigned *mhz) { *mhz = CLOCK + kind; return 0; }
+int nvmlDeviceGetTemperature(void *h, unsigned kind, unsigned *degrees) { *degrees = 71 + kind; return 0; }
+#endif
 #ifdef MIG
 int nvmlDeviceGetMigMode(void *h, unsigned *now, unsigned *later) { *now = *later = (long)h == MIG; return 0; }
 int nvmlDeviceGetMaxMigDeviceCount(void *h, unsigned *n) { *n = 7; return 0; }

@@ -138,11 +138,8 @@ def _profile(job: Job, name: str, answers: Mapping[int, Profiled], silent: Mappi
 
 
 def _name(job: Job, rank: int) -> str:
-    node = job.plan.node_of(rank)
     state = job.state.ranks.get(rank)
-    about = [state.host if state and state.host else node.called]
-    about += [f"GPU {node.ranks.index(rank)}"] if node.gpus else []
-    return f"rank {rank} ({', '.join(about)})"
+    return job.plan.called(rank, state.host if state and state.host else job.plan.node_of(rank).called)
 
 
 def _timeline(job: Job, name: str, ranks: Sequence[RankProfile]) -> Path:

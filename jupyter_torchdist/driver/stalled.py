@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Sequence
 
+from ..diagnosis import places
 from ..diagnosis.catalogue import BY_CODE
-from ..protocol.events import Evidence, Finding
+from ..protocol.events import Finding
 from ..protocol.plan import Plan
 from ..protocol.spec import JobSpec
 from ..protocol.state import RANK_ENDS, JobState, RankState, Waiting
@@ -16,7 +17,6 @@ from ..views.wording import ranks as in_words
 PLACES = 3
 """Of how many ranks the place is named."""
 
-_PLACE = re.compile(r"(?P<file>.+?), line (?P<line>\d+)(?:, in (?P<what>.*))?")
 _RENDEZVOUS = ("new_group", "init_process_group", "monitored_barrier", "rendezvous", "_store_based_barrier")
 _STORE = re.compile(r"store\w*\s*\.\s*(?:get|wait|multi_get|compare_set|add|check)\s*\(", re.IGNORECASE)
 
@@ -26,8 +26,7 @@ class StalledJob:
 
     def __init__(self, plan: Plan, spec: JobSpec, state: JobState, at_work: Collection[int] = ()) -> None:
         self._plan, self._state, self._at_work = plan, state, at_work
-        self._label = spec.label
-        self._lines = [""] * (spec.first_line - 1) + spec.source.split("\n")
+        self._spec = spec
         self._alive = [rank for _, rank in sorted(state.ranks.items()) if rank.state not in RANK_ENDS]
 
     def finding(self) -> Finding:
@@ -103,7 +102,7 @@ class StalledJob:
     def _code(self, ranks: Iterable[RankState]) -> str | None:
         """What the first of them that tells waits for, by its line."""
         for rank in ranks:
-            what, source = _parts(rank.place)[2], self._source(rank.place)
+            what, source = places.parts(rank.place)[2], self._source(rank.place)
             if what.startswith("DataLoader"):
                 return "dataloader-stuck"
             if what == "destroy_process_group":
@@ -113,17 +112,13 @@ class StalledJob:
         return None
 
     def _source(self, place: str) -> str:
-        file, line, _ = _parts(place)
-        return self._lines[line - 1].strip() if file == self._label and 0 < line <= len(self._lines) else ""
+        line = places.line(self._spec, place)
+        return line.text if line else ""
 
     def _made(self, code: str, words: str, ranks: Sequence[RankState]) -> Finding:
         kind = BY_CODE[code]
         culprit = ranks[0] if len(ranks) == 1 else None
-        evidence = []
-        for rank in ranks[:PLACES]:
-            file, line, _ = _parts(rank.place)
-            if text := self._source(rank.place):
-                evidence.append(Evidence(file, line, text))
+        evidence = filter(None, (places.line(self._spec, rank.place) for rank in ranks[:PLACES]))
         number, host = (culprit.rank, culprit.host or None) if culprit else (None, None)
         remedy = kind.remedy.replace("JOB", self._state.job)
         return Finding(code, "warning", number, host, words, kind.cause, remedy, tuple(dict.fromkeys(evidence)))
@@ -133,10 +128,7 @@ class StalledJob:
         if len(ranks) != 1:
             return in_words([rank.rank for rank in ranks])
         [rank] = ranks
-        about = [rank.host] if len(self._plan.nodes) > 1 and rank.host else []
-        if rank.rank in self._plan.gpu_of_rank():
-            about.append(f"GPU {self._plan.node_of(rank.rank).ranks.index(rank.rank)}")
-        return f"rank {rank.rank}" + (f" ({', '.join(about)})" if about else "")
+        return self._plan.called(rank.rank, rank.host if len(self._plan.nodes) > 1 else "")
 
     def _where(self, ranks: Sequence[RankState]) -> str:
         """``; it is at Cell In[12], line 14, in DataLoader``. Empty if no rank has answered."""
@@ -154,12 +146,6 @@ class StalledJob:
             shown = f" ({source[:60]})" if source and _STORE.search(source) else ""
             parts.append(f"{who} {verb}{busy} at {place}{shown}" if place else f"{who} gave no answer")
         return "; " + ", ".join(parts)
-
-
-def _parts(place: str) -> tuple[str, int, str]:
-    """File, line (0: unknown) and what the line called."""
-    found = _PLACE.match(place.partition("; its worker")[0])
-    return (found["file"], int(found["line"]), found["what"] or "") if found else ("", 0, "")
 
 
 def _at(place: str) -> str:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from ..diagnosis import stragglers
 from ..protocol.errors import TorchDistError, UserError
 from ..protocol.feed import (
     MESSAGE_BYTES,
@@ -274,7 +275,9 @@ class Feed:
         if now - self._told < STATUS_PERIOD:
             return []
         self._told = now
-        found = status.of(self._effective or self._states.state.state, self._curves, self._gauges.latest, self._tracked)
+        state = self._states.state
+        late = stragglers.of(state, self._plan, self._spec, self._gauges.latest)
+        found = status.of(self._effective or state.state, self._curves, self._gauges.latest, self._tracked, late)
         if found == self._status:
             return []
         self._status = found

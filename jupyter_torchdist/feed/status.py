@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from ..protocol.events import Finding
 from ..protocol.feed import Progress, RankStatus, Status
 from ..protocol.gauges import Gauges
 from ..store.tracking import Tracking
@@ -15,7 +16,13 @@ VALUES = 2000
 """Largest number of last values in one message. With many ranks, only the first curves of each rank are sent."""
 
 
-def of(effective: str, index: CurveIndex, gauges: Mapping[int, Gauges], tracked: Sequence[Tracking] = ()) -> Status:
+def of(
+    effective: str,
+    index: CurveIndex,
+    gauges: Mapping[int, Gauges],
+    tracked: Sequence[Tracking] = (),
+    findings: Sequence[Finding] = (),
+) -> Status:
     """The ``status`` message. ``curves.note`` is a sentence if some curves are left out, else empty."""
     with index.lock:
         each = max(1, VALUES // max(1, len(index.ranks)))
@@ -26,6 +33,7 @@ def of(effective: str, index: CurveIndex, gauges: Mapping[int, Gauges], tracked:
             "ranks": ranks,
             "curves": {"version": index.version, "names": list(index.names.kept), "note": index.names.note},
             "samples": samples(index),
+            "findings": [finding.to_json() for finding in findings],
             "gauges": {str(rank): taken.to_json() for rank, taken in sorted(gauges.items())},
             "tracked": [{"tracker": one.tracker, "link": one.link, "said": one.said} for one in tracked],
         }

@@ -20,6 +20,7 @@ from ..protocol.nvml import Nvml
 from ..protocol.paths import JobPaths
 from ..protocol.plan import Plan
 from ..protocol.process import ProcessId
+from ..ranks.streams import pace
 from .loads import LOOK_SECONDS, Load, Loads
 from .nodejob import NodeJob
 from .replica import publish_private
@@ -110,7 +111,8 @@ class GaugeWatch:
             job, board = jobs.get(name), self._boards.get(name)
             if job is not None and job.state != "ended" and board is not None:
                 its = {subject.rank: seen for subject, seen in found.items() if subject.job == name}
-                board.write({rank: seen.gauges for rank, seen in its.items()})
+                paces = pace.read(job.files.pace, job.ranks)
+                board.write({rank: replace(seen.gauges, **paces.get(rank, {})) for rank, seen in its.items()})
                 job.measured({rank: seen.works for rank, seen in its.items() if seen.works is not None})
 
 
@@ -180,7 +182,13 @@ class Look:
         told = process in self._alone
         held = sum(own) if told else card.used
         return replace(
-            gauges, gpu=card.use, gpu_memory=rounded(held, 3), gpu_total=rounded(card.total, 3), gpu_shared=not told
+            gauges,
+            gpu=card.use,
+            gpu_memory=rounded(held, 3),
+            gpu_total=rounded(card.total, 3),
+            gpu_shared=not told,
+            gpu_clock=card.clock,
+            gpu_temperature=card.temperature,
         )
 
     def close(self) -> None:
@@ -197,6 +205,8 @@ class Card:
     used: int
     total: int
     processes: dict[int, int | None]
+    clock: int | None
+    temperature: int | None
 
     @staticmethod
     def of(nvml: Nvml, uuid: str) -> Card | None:
@@ -205,4 +215,5 @@ class Card:
         memory = nvml.memory(device) if device is not None else None
         if device is None or memory is None:
             return None
-        return Card(nvml.utilisation(device), *memory, nvml.processes(device))
+        known = nvml.utilisation(device), *memory, nvml.processes(device)
+        return Card(*known, nvml.clock(device), nvml.temperature(device))

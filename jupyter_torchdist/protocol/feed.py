@@ -18,7 +18,7 @@ status     effective (``JobState.state``, or ``orphaned``), progress {desc, n, t
            grows with every new point; ``note`` is a sentence where curves are left out, else empty;
            gauges {rank: ``Gauges``}: what each rank takes, or took at last; not of ranks that nobody looked at;
            samples that the job has trained with so far (null: unknown); tracked [{tracker, link, said}]: where the
-           job is recorded
+           job is recorded; findings [Finding]: ranks for which the others wait again and again
 answer     id, and what was asked for, or error (a sentence)
 gone       reason: the files of the job were deleted; the last message
 =========  ================================================================================================
@@ -53,6 +53,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, TypedDict
 
+from .events import Finding
 from .gauges import Gauges
 from .typed import Record
 
@@ -188,6 +189,7 @@ class _Newer(TypedDict, total=False):
     gauges: dict[str, Annotated[Any, Gauges]]
     samples: float | None
     tracked: list[Tracked]
+    findings: list[Annotated[Any, Finding]]
 
 
 class Status(_Newer):

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
+PLACE = 200
+"""Characters of a place at most."""
+
 _MOST = 2**53
 """The limit of exact integers in JavaScript."""
 
@@ -26,6 +29,20 @@ class Gauges:
     gpu_total: int | None = None
     gpu_shared: bool = False
     """``gpu_memory`` is the memory of all processes on the GPU, because NVML does not report the rank's part."""
+    gpu_clock: int | None = None
+    """MHz of its multiprocessors."""
+    gpu_temperature: int | None = None
+    """Degrees Celsius."""
+    looks: int | None = None
+    """How often its main thread was looked at during the last minute; the next three are per cent of that."""
+    waits: int | None = None
+    """It waited in a collective; unknown with NCCL, whose collectives run on the GPU."""
+    loads: int | None = None
+    """It waited for a ``DataLoader``, or was in its code."""
+    network: int | None = None
+    """It waited for a socket."""
+    place: str = ""
+    """The user's line at which it was most often, when it did not wait: ``Cell In[3], line 6``."""
 
     def after(self, earlier: Gauges | None) -> Gauges:
         """With the peaks so far. A GPU peak of all processes is dropped when the rank's own memory is reported."""
@@ -47,8 +64,11 @@ class Gauges:
         """Malformed values count as unknown, because user code can write into the job's directory."""
         if not isinstance(value, dict):
             return Gauges()
-        numbers = {field.name: _whole(value.get(field.name)) for field in fields(Gauges) if field.name != "gpu_shared"}
-        return Gauges(**numbers, gpu_shared=value.get("gpu_shared") is True)
+        words = ("gpu_shared", "place")
+        numbers = {field.name: _whole(value.get(field.name)) for field in fields(Gauges) if field.name not in words}
+        place = value.get("place")
+        told = place[:PLACE] if isinstance(place, str) else ""
+        return Gauges(**numbers, gpu_shared=value.get("gpu_shared") is True, place=told)
 
 
 def rounded(value: float, digits: int) -> int:

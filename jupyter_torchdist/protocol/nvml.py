@@ -14,6 +14,7 @@ Device = ctypes.c_void_p
 _UUID_LENGTH = 96
 _NAME_LENGTH = 96
 _MAX_PROCESSES = 256
+_SM, _CHIP = 1, 0  # NVML_CLOCK_SM, NVML_TEMPERATURE_GPU
 
 _NOT_AVAILABLE = 2**64 - 1
 """NVML_VALUE_NOT_AVAILABLE, used instead of a number of bytes."""
@@ -80,6 +81,16 @@ class Nvml:
         """Per cent of the last 1/6 to 1 second in which a kernel ran; None for MIG instances."""
         found = _Utilization()
         return int(found.gpu) if self._ask("nvmlDeviceGetUtilizationRates", device, ctypes.byref(found)) else None
+
+    def clock(self, device: Device) -> int | None:
+        """MHz of the multiprocessors now."""
+        found = ctypes.c_uint()
+        return found.value if self._ask("nvmlDeviceGetClockInfo", device, _SM, ctypes.byref(found)) else None
+
+    def temperature(self, device: Device) -> int | None:
+        """Degrees Celsius of the chip."""
+        found = ctypes.c_uint()
+        return found.value if self._ask("nvmlDeviceGetTemperature", device, _CHIP, ctypes.byref(found)) else None
 
     def memory(self, device: Device) -> tuple[int, int] | None:
         """Bytes in use by all processes, and total bytes."""

@@ -260,6 +260,11 @@ class NodePaths:
         return self.root / "tally"
 
     @property
+    def pace(self) -> Path:
+        """What each of the node's ranks does, written by the rank (``ranks/streams/pace.py``)."""
+        return self.root / "pace"
+
+    @property
     def not_a_number(self) -> Path:
         """Exists after a rank of the node has reported that its loss is NaN."""
         return self.root / "nan"

@@ -159,6 +159,13 @@ class Plan(Record):
                 return node
         raise KeyError(rank)
 
+    def called(self, rank: int, host: str = "") -> str:
+        """``rank 3 (node2, GPU 1)``: with ``host``, and the number of its GPU there."""
+        node = self.node_of(rank)
+        about = [host] if host else []
+        about += [f"GPU {node.ranks.index(rank)}"] if node.gpus else []
+        return f"rank {rank}" + (f" ({', '.join(about)})" if about else "")
+
     def gpu_of_rank(self) -> dict[int, str]:
         """The GPU of each rank that has one."""
         return {rank: gpu for node in self.nodes for rank, gpu in zip(node.ranks, node.gpus, strict=False)}

@@ -1,6 +1,7 @@
 """A thread of the rank that reports when user code waits in a collective, and how many collectives it has entered.
 
-It reads counters once a second. It writes events only when a rank waits:
+It looks at the main thread four times a second (``streams/pace.py``), and reads counters once a second. It writes
+events only when a rank waits:
 
 * ``rank.waiting`` when this rank has been in one collective for two seconds, ``rank.resumed`` when that is over;
 * ``rank.entered``, the number of collectives entered, while another rank of the node waits: so a reader knows which
@@ -11,32 +12,30 @@ from __future__ import annotations
 
 import contextlib
 import os
-import platform
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+from ..protocol.paths import NodePaths
 from .eventfile import EventFile
-from .streams import flight
+from .streams import flight, pace
 from .streams.flight import Counts, Group
 
-_PERIOD = 1.0
-"""Seconds between two checks."""
+_EVERY = 4
+"""So many looks at the pace are one check: a second."""
 
 _LOOKS = 2
 """A rank reports that it waits after so many consecutive checks without progress."""
-
-_FUTEX = {"x86_64": "202", "aarch64": "98"}.get(platform.machine())
-"""Number of the system call futex(2), in which a thread waits for other threads, for example Gloo's threads."""
 
 
 class CollectiveWatch:
     """Watches this process's collectives until ``stop``."""
 
-    def __init__(self, events: EventFile, marks: Marks, tally: Tally) -> None:
+    def __init__(self, events: EventFile, files: NodePaths, local_rank: int) -> None:
         self._events = events
-        self._marks, self._tally = marks, tally
+        self._marks, self._tally = Marks(files.waiting, local_rank), Tally(files.tally, local_rank)
+        self._pace = pace.Pace(files.pace, local_rank, _under_way)
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="torchdist-collectives", daemon=True)
         self._names: dict[Group, str] = {}
@@ -60,13 +59,17 @@ class CollectiveWatch:
         """Stop the thread. No event is written after this."""
         self._stopped.set()
         if self._thread.is_alive():
-            self._thread.join(_PERIOD)
+            self._thread.join(1.0)
         self._marks.clear()
 
     def _run(self) -> None:
-        while not self._stopped.wait(_PERIOD):
+        looks = 0
+        while not self._stopped.wait(pace.PERIOD):
             try:
-                self._look()
+                self._pace.look()
+                looks += 1
+                if looks % _EVERY == 0:
+                    self._look()
             except Exception:  # noqa: BLE001  # top level of this thread: the recorder cannot be read
                 self._marks.clear()
                 return
@@ -195,8 +198,11 @@ def _sleeps_at() -> str:
 
     Empty if the main thread does anything else, or if the kernel does not tell.
     """
-    try:
-        call = Path(f"/proc/self/task/{os.getpid()}/syscall").read_text()
-    except OSError:
-        return ""
-    return call if call.split(" ", 1)[0] == _FUTEX else ""
+    call = pace.system_call()
+    return call if call.split(" ", 1)[0] == pace.FUTEX else ""
+
+
+def _under_way() -> bool | None:
+    """Whether this rank is in a collective; None if one may be on a GPU, where it takes no time of this thread."""
+    counts = flight.counts()
+    return None if any(group.recorder == flight.NCCL for group in counts) else any(c.under_way for c in counts.values())

@@ -35,7 +35,7 @@ from . import api, bootstrap, children, counted, execution, failures, group, ref
 from .alone import Alone
 from .autolog import Autolog
 from .batches import Batches
-from .collectives import CollectiveWatch, Marks, Tally
+from .collectives import CollectiveWatch
 from .eventfile import EventFile
 from .lastwill import LastWill
 from .module_attributes import ModuleAttributes
@@ -104,7 +104,7 @@ class Rank:
         write_into(os.environ, files, self.number)
         self.recording = Recording(files, self.number)
         self.profiling = Profiling(files, self.number, self.events.write, self.recorder)
-        self.watch = CollectiveWatch(self.events, Marks(files.waiting, local), Tally(files.tally, local))
+        self.watch = CollectiveWatch(self.events, files, local)
         self.batches = Batches(self.number, self.ways)
         self.autolog = Autolog(self.recorder, self.batches.samples)
         self.meeting: group.Meeting | None = None

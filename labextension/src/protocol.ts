@@ -166,6 +166,20 @@ export interface Gauges {
   gpu_total: number | null;
   /** `gpu_memory` is the memory of all processes on the GPU, because NVML does not report the rank's part. */
   gpu_shared: boolean;
+  /** MHz of its multiprocessors. */
+  gpu_clock: number | null;
+  /** Degrees Celsius. */
+  gpu_temperature: number | null;
+  /** How often its main thread was looked at during the last minute; the next three are per cent of that. */
+  looks: number | null;
+  /** It waited in a collective; unknown with NCCL, whose collectives run on the GPU. */
+  waits: number | null;
+  /** It waited for a `DataLoader`, or was in its code. */
+  loads: number | null;
+  /** It waited for a socket. */
+  network: number | null;
+  /** The user's line at which it was most often, when it did not wait: `Cell In[3], line 6`. */
+  place: string;
 }
 
 /** One field for each option, with its default. */
@@ -438,6 +452,7 @@ export interface Status {
   gauges?: Record<string, Gauges>;
   samples?: number | null;
   tracked?: Tracked[];
+  findings?: Finding[];
   effective: string;
   progress: Progress | null;
   ranks: Record<string, RankStatus>;

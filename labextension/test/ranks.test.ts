@@ -106,6 +106,13 @@ describe('what ranks take', () => {
     gpu_memory_peak: null,
     gpu_total: null,
     gpu_shared: false,
+    gpu_clock: null,
+    gpu_temperature: null,
+    looks: null,
+    waits: null,
+    loads: null,
+    network: null,
+    place: '',
     ...more
   });
 

@@ -1,7 +1,7 @@
 import { afterEach, describe, expect, it, vi } from 'vitest';
 import { CommunicationTab } from '../src/view/communication';
 import { ReceiptTab } from '../src/view/receipt';
-import { aPage, aRank, aState, find, frames, hello, PLAN, played, SPEC } from './played';
+import { aPage, aRank, aState, find, frames, hello, PLAN, played, SPEC, status } from './played';
 
 const page = aPage();
 
@@ -116,5 +116,29 @@ describe('communication', () => {
     expect(page.root.textContent).toContain('nccl');
     expect(page.root.textContent).toContain('127.0.0.1');
     expect(find(page.root, '.td-empty').textContent).toContain('%dist doctor');
+  });
+
+  it('says first for which ranks the others wait, and no more once they do not', async () => {
+    const late = {
+      code: 'late-by-input',
+      severity: 'warning',
+      rank: 1,
+      node: 'box',
+      sentence: 'rank 1 holds up the others for 45 % of the time: it waits for data at Cell In[1], line 3',
+      cause: 'Its DataLoader is slow.',
+      remedy: 'More num_workers.',
+      evidence: []
+    };
+    const { session, feed } = await played(page.signal, hello(aState([aRank(0), aRank(1)])), status());
+    new CommunicationTab(page.root, session, page.signal).show();
+    feed.say(status({ findings: [late] }));
+    await frames();
+    const [first] = page.root.querySelectorAll('.td-page > *');
+    expect(first?.textContent).toContain('rank 1 holds up the others for 45 %');
+    expect(first?.textContent).toContain('What to do: More num_workers.');
+    expect(first?.querySelector('details')).toBeNull();
+    feed.say(status({ findings: [] }));
+    await frames();
+    expect(page.root.textContent).not.toContain('holds up');
   });
 });

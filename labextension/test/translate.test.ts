@@ -18,7 +18,7 @@ const DATA = `night run box train.ipynb Cell In loss model Linear ValueError bat
   builtins Aa out GPU PNG SVG CSV OMP_NUM_THREADS home ann work`;
 
 /** An option, what one types, a job's id. */
-const NO_WORDS = /--\w+|%dist doctor|\d{8}-\d{6}-\w{6}/g;
+const NO_WORDS = /--\w+|%dist (doctor|profile JOB)|\d{8}-\d{6}-\w{6}/g;
 
 const page = aPage();
 
@@ -82,7 +82,14 @@ const GAUGES = {
   gpu: 5,
   gpu_memory: 1e9,
   gpu_memory_peak: 2e9,
-  gpu_total: 8e9
+  gpu_total: 8e9,
+  gpu_clock: 1980,
+  gpu_temperature: 60,
+  looks: 240,
+  waits: 10,
+  loads: 0,
+  network: 0,
+  place: 'Cell In[1], line 3'
 };
 const STATUS = status({
   progress: { desc: 'epoch', n: 3, total: 10 },

@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from functools import cache
 
-from . import collectives, fabric, gpu, network, process, rendezvous, stalls, training, unclear
+from . import collectives, fabric, gpu, network, process, rendezvous, stalls, stragglers, training, unclear
 from .kind import Kind, Order
 
 _INNERMOST = re.compile(
@@ -23,6 +23,7 @@ KINDS: tuple[Kind, ...] = (
     *collectives.KINDS,
     *training.KINDS,
     *stalls.KINDS,
+    *stragglers.KINDS,
     *unclear.KINDS,
 )
 

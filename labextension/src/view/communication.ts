@@ -1,13 +1,14 @@
-/** How the ranks reach each other: what the plan says; what was measured comes with the diagnostics. */
-import type { Plan } from '../protocol';
+/** How the ranks reach each other, as the plan says; above that, ranks for which the others wait again and again. */
+import type { Finding, Plan } from '../protocol';
 import type { JobSession } from '../session';
 import { make } from './dom';
+import { because } from './failure';
 import { hostOf, spans } from './format';
 import { facts, table } from './table';
 import { trans } from './translate';
 
 export class CommunicationTab {
-  private shown: Plan | null | undefined;
+  private shown = '';
   private visible = false;
 
   constructor(
@@ -15,7 +16,7 @@ export class CommunicationTab {
     private readonly session: JobSession,
     signal: AbortSignal
   ) {
-    session.onChange(changes => changes.has('state') && this.draw(), signal);
+    session.onChange(changes => (changes.has('state') || changes.has('status')) && this.draw(), signal);
   }
 
   show(): void {
@@ -29,11 +30,14 @@ export class CommunicationTab {
 
   private draw(): void {
     const plan = this.session.hello?.plan ?? null;
-    if (!this.visible || plan === this.shown) {
+    const findings = this.session.status?.findings ?? [];
+    const key = JSON.stringify([plan, findings]);
+    if (!this.visible || key === this.shown) {
       return;
     }
-    this.shown = plan;
-    this.element.replaceChildren(make('div.td-page', {}, ...(plan ? planned(plan) : []), nothingYet()));
+    this.shown = key;
+    const late = findings.length > 0 ? [stragglers(findings)] : [];
+    this.element.replaceChildren(make('div.td-page', {}, ...late, ...(plan ? planned(plan) : []), ask()));
   }
 }
 
@@ -49,11 +53,15 @@ function planned(plan: Plan): HTMLElement[] {
   ];
 }
 
-function nothingYet(): HTMLElement {
+function stragglers(findings: readonly Finding[]): HTMLElement {
+  return make('section', { role: 'status', 'aria-label': trans('what slows the job') }, ...findings.map(because));
+}
+
+function ask(): HTMLElement {
   return make(
     'div.td-empty',
     {},
-    make('p', {}, trans('Nothing was measured between the ranks of this job.')),
+    make('p', {}, trans('Where the time of a step goes: '), make('code', {}, '%dist profile JOB')),
     make('p', {}, trans('To check the links now, run this in a cell: '), make('code', {}, '%dist doctor'))
   );
 }

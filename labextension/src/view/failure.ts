@@ -231,18 +231,19 @@ export function sourceAround(
 }
 
 /** A cause that the failure itself does not say, with what to do and the lines that show it. */
-function because({ sentence, cause, remedy, evidence }: Finding): HTMLElement {
+export function because({ sentence, cause, remedy, evidence }: Finding): HTMLElement {
   const lines = evidence.map(({ file, number, text }) => `${shortPath(file)}:${number}: ${shownLines(text)}`);
   return make(
     'div.td-failure-cause',
     {},
     make('p', {}, make('strong', {}, sentence)),
     make('p', {}, cause, ' ', trans('What to do: %1', remedy)),
-    make(
-      'details.td-fold',
-      {},
-      make('summary', {}, trans('Lines that show it')),
-      make('pre.td-code', {}, lines.join('\n'))
-    )
+    lines.length > 0 &&
+      make(
+        'details.td-fold',
+        {},
+        make('summary', {}, trans('Lines that show it')),
+        make('pre.td-code', {}, lines.join('\n'))
+      )
   );
 }

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from tests.benchmarks import turns
 from tests.benchmarks.report import Row, median
 from tests.benchmarks.stage import Stage
-from tests.benchmarks.strategies import BY_HAND, CASES, DATA, LOOP, MODEL, NARROW, OWN_COST, Spent
+from tests.benchmarks.strategies import BY_HAND, CASES, CELL, DATA, LOOP, MODEL, NARROW, OWN_COST, Spent
 from tests.notebook import Notebook
 
 RUNS = 6
@@ -23,6 +23,23 @@ COLLECTIVE_COST = 25
 OFF = {"TORCH_FR_BUFFER_SIZE": "0"}
 STEP = "the flight recorder's cost a step of 20 layers with DDP written by hand (an aim)"
 COLLECTIVE = "the flight recorder's cost of one collective that has nobody to wait for"
+
+ALL = "recorder, guard of gradients and watching: their part of a step of 20 layers under `--strategy ddp`"
+SHARE = 1
+"""Per cent of a step."""
+
+UNWATCHED = """
+import threading
+import torch.optim.optimizer as optimizers
+for hooks in (optimizers._global_optimizer_pre_hooks, optimizers._global_optimizer_post_hooks):
+    for key, hook in list(hooks.items()):
+        if type(getattr(hook, "__self__", None)).__name__ == "Guard":
+            del hooks[key]
+[watch] = [thread for thread in threading.enumerate() if thread.name == "torchdist-collectives"]
+watch._target.__self__.stop()
+del watch, hooks, key, hook
+"""
+"""Ends what cannot be switched off: the guard of gradients, and the thread that watches the rank."""
 
 COLLECTIVES = f"""
 tiny, turns = torch.ones(1), Turns(port)
@@ -45,14 +62,21 @@ def rows() -> Iterator[Row]:
 
 def compared(recorded: Notebook, off: Notebook) -> Iterator[Row]:
     """With the recorder, and in a notebook without it."""
-    ours, bare = by_turns(recorded, off, 2, BY_HAND + CASES["ddp"].setup + LOOP)
+    ours, bare = by_turns(recorded, off, "--ranks 2 --strategy ddp", CELL, UNWATCHED + CELL)
+    step = median([clock for clock, _ in bare])
+    note = (
+        f"The median of {len(bare)} pairs, beside the same cell without them, where a step takes {step:.3g} ms: "
+        f"`TORCH_FR_BUFFER_SIZE=0`, the guard's hooks removed, the watching thread stopped."
+    )
+    yield from _rows(ALL, ours, bare, 100 / step, "%", SHARE, note)
+    ours, bare = by_turns(recorded, off, "--ranks 2", BY_HAND + CASES["ddp"].setup + LOOP)
     step = median([clock for clock, _ in bare])
     note = (
         f"The median of {len(bare)} pairs, beside `TORCH_FR_BUFFER_SIZE=0`, where a step takes "
         f"{step:.3g} ms. The limit is 1 % of a step of 10 ms."
     )
     yield from _rows(STEP, ours, bare, 1, "ms", OWN_COST, note)
-    ours, bare = by_turns(recorded, off, 1, BY_HAND + COLLECTIVES)
+    ours, bare = by_turns(recorded, off, "--ranks 1", BY_HAND + COLLECTIVES)
     one = median([spent for _, spent in bare]) * 1e3 / EACH
     note = (
         f"The median of {len(bare)} pairs of {turns.WINDOW * EACH} collectives; without the recorder one takes "
@@ -67,8 +91,8 @@ def _rows(what: str, ours: Spent, bare: Spent, scale: float, unit: str, limit: f
         yield Row("recorder", what + of, median(more), unit, limit, note=note, samples=more, sure=True)
 
 
-def by_turns(recorded: Notebook, bare: Notebook, ranks: int, loop: str) -> tuple[Spent, Spent]:
-    """Milliseconds a step with and without the recorder, both at one time, in turns."""
+def by_turns(recorded: Notebook, bare: Notebook, line: str, loop: str, without: str = "") -> tuple[Spent, Spent]:
+    """Milliseconds a step with and without the recorder, both at one time, in turns; ``without``: another loop."""
     ours: Spent = []
     theirs: Spent = []
     for _ in range(RUNS):
@@ -77,7 +101,8 @@ def by_turns(recorded: Notebook, bare: Notebook, ranks: int, loop: str) -> tuple
 
         def run(notebook: Notebook, setup: str = setup) -> None:
             notebook.run(setup, timeout=120)
-            notebook.run(f"%%distribute --ranks {ranks} --out spent\n{loop}", timeout=600)
+            cell = (without or loop) if notebook is bare else loop
+            notebook.run(f"%%distribute {line} --out spent\n{cell}", timeout=600)
 
         thread = threading.Thread(target=run, args=(bare,))
         thread.start()

@@ -92,6 +92,12 @@ def test_a_gpu_and_what_the_rank_holds_on_it(machine: Machine) -> None:
     assert (found.gpu, found.gpu_memory, found.gpu_shared) == (87, rounded(2 * GIB, 3), False)
     assert found.gpu_total == rounded(80 * GIB, 3)
     assert (found.memory or 0) > 10_000_000
+    assert (found.gpu_clock, found.gpu_temperature) == (None, None), "this library does not tell"
+
+
+def test_its_clock_and_temperature(machine: Machine) -> None:
+    found = machine(CLOCK=1980)("GPU-101")
+    assert (found.gpu_clock, found.gpu_temperature) == (1981, 71), "of the multiprocessors, of the chip"
 
 
 def test_where_processes_are_not_told_the_whole_gpu_is(machine: Machine) -> None:
@@ -152,7 +158,7 @@ def test_ranks_that_live_are_written_and_after_the_end_nothing(job: FakeJob) -> 
         for _ in range(3):
             watch.turn({"j": node}, begun + 1000)
             watch.turn({}, begun + 2000)
-        assert [entry.name for entry in node.files.root.iterdir()] == ["agent.events"]
+        assert sorted(entry.name for entry in node.files.root.iterdir()) == ["agent.events", "profile-requests"]
     finally:
         watch.close()
         node.close()

@@ -17,6 +17,7 @@ from tests.cluster.cells import MEET, PATIENCE, PYTHON, SLEEP, kill_driver
 from tests.cluster.cells import start as started
 from tests.engines.slurm import Slurm
 from tests.leaks import wait_until
+from tests.notebook import Notebook
 
 
 @pytest.fixture
@@ -47,12 +48,16 @@ def test_ranks_of_two_nodes_meet_and_their_values_come_back(pool: DriverPool, no
     assert job.value == 18.0
 
 
-def test_an_exception_of_a_rank_is_the_notebooks_own(pool: DriverPool) -> None:
-    job = start(pool, MEET + "if dist.get_rank() == 1:\n    raise ValueError('no good')\ndist.barrier()\n", "--ranks 2")
-    assert job.wait(PATIENCE).state == "failed"
-    assert job.state.reason == "rank 1 on node2: ValueError: no good"
-    with pytest.raises(ValueError, match="no good"):
-        job.raise_for_state()
+def test_in_a_notebook_the_exception_of_a_rank_is_raised(slurm: Slurm, kernel: Notebook) -> None:
+    cell = kernel.try_run(
+        f"%%distribute --launcher slurm --nodes 2 --ranks 2 --host-option python={PYTHON} --watch text\n"
+        f"{MEET}if dist.get_rank() == 1:\n    raise ValueError('no good')\ndist.barrier()\n",
+    )
+    assert "[rank 1] rank 1 on node2 sum 1.0" in cell.stdout
+    assert cell.error is not None and cell.error.name == "ValueError"
+    assert "raise ValueError('no good')" in cell.error.traceback
+    assert "rank 1 on node2" in cell.error.traceback
+    assert wait_until(lambda: not slurm.queue(), 10)
 
 
 def test_a_cancel_ends_the_ranks_and_the_job_in_the_queue(pool: DriverPool, slurm: Slurm) -> None:

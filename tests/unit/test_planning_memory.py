@@ -9,7 +9,7 @@ import pytest
 from jupyter_torchdist.planning.memory import judge, need, replicated, with_checkpointing
 from jupyter_torchdist.planning.topology import make_plan
 from jupyter_torchdist.protocol.memory import ParameterSize, Rehearsed, elements
-from jupyter_torchdist.protocol.plan import Gpu, Inventory, Plan
+from jupyter_torchdist.protocol.plan import Gpu, Inventory, Plan, open_gpu
 from jupyter_torchdist.protocol.spec import JobSpec, parse_options
 from jupyter_torchdist.protocol.strategy import StrategyPlan
 from jupyter_torchdist.views import plan_tables
@@ -83,6 +83,16 @@ def test_verdict_on_gpus() -> None:
     lighter = replace(large, working=46 * GB)
     assert judge(large, plan, inventory, lighter).verdict.endswith("; with activation checkpointing 62")
     assert judge(lighter, plan, inventory).verdict == "fits: 62 of 80 GB (each H100)"
+
+
+def test_no_verdict_on_nodes_that_the_launcher_has_not_given() -> None:
+    inventory = replace(machine(0), gpus=(open_gpu(0), open_gpu(1)))
+    plan = plan_of("--gpus 2 --strategy ddp", inventory)
+    assert judge(LARGE, plan, inventory).fits is None
+    assert "what the nodes have is not known" in judge(LARGE, plan, inventory).verdict
+    here = machine(8 * GB)
+    batch = replace(plan_of("--ranks 2 --strategy ddp", here), request="#!/bin/sh")
+    assert judge(LARGE, batch, here).fits is None
 
 
 def test_verdict_on_this_machine_counts_all_its_ranks() -> None:

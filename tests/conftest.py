@@ -105,6 +105,7 @@ def home(request: pytest.FixtureRequest, shared_runtime: Path, lasting: set[int]
         patch.setenv("TORCHDIST_HOME", str(directory))
         patch.setenv("TORCHDIST_RUNTIME_DIR", str(shared_runtime))
         patch.setenv("TORCHDIST_SCRATCH", str(shared_runtime / "scratch"))
+        patch.setenv("TORCHDIST_QUEUE", str(shared_runtime / "queue"))
         patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(shared_runtime / "inductor"))  # else torch sets it, for good
         yield directory
     if request.node.stash.get(FAILED, False):

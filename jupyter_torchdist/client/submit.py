@@ -13,16 +13,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import capture as capturing
-from ..launchers import registry
+from ..launchers import registry, turns
 from ..marshal.portable import is_ours
 from ..planning import software
-from ..planning.topology import make_plan
+from ..planning.topology import make_plan, usable
 from ..protocol import inventory
 from ..protocol.bundle import Manifest
+from ..protocol.errors import OptionError, ResourceError
 from ..protocol.hosts import known_hosts
-from ..protocol.paths import Home
+from ..protocol.paths import Home, JobPaths, queue_dir
 from ..protocol.paths import home as default_home
-from ..protocol.plan import Inventory, Plan, is_open
+from ..protocol.plan import Inventory, Plan, is_open, open_gpu
 from ..protocol.spec import LOCAL, PROGRAMS, SSH, JobSpec, Options
 from ..store import catalog, jobdir
 from ..store.blobs import blob_store
@@ -101,6 +102,8 @@ def prepare(request: Request, home: Home | None = None) -> PreparedJob:
     cwd = request.cwd or Path.cwd()
     trackers.check(request.options.track, {**os.environ, **chosen_variables(request.options)})
     options = _with_known_hosts(request.options)
+    if options.wait and (options.launcher != LOCAL or options.replace or options.ranks is not None):
+        raise OptionError("--wait waits for GPUs of this machine", "leave out --ranks, --replace, --hosts, --launcher")
     if options.checkpoint is not None:  # a rerun may start in another directory but uses the same checkpoint
         options = replace(options, checkpoint=str((cwd / Path(options.checkpoint).expanduser()).absolute()))
     spec = JobSpec(
@@ -152,10 +155,20 @@ def launch_bundle(
 ) -> Job:
     """Run a job whose bundle is already stored. Raises ``StoreError``, ``ResourceError``, ``LaunchError``."""
     pool = pool or default_pool()
-    with leases.choosing() if _on_gpus(plan) else contextlib.nullcontext():
-        if _on_gpus(plan):
-            plan = _free(spec, plan, home, pool)
-        paths = jobdir.create_job(home, spec, plan, manifest)
+    try:
+        with leases.choosing() if _on_gpus(spec, plan) else contextlib.nullcontext():
+            if _on_gpus(spec, plan):
+                plan = _free(spec, plan, home, pool)
+            paths = jobdir.create_job(home, spec, plan, manifest)
+        return _handed_over(spec, manifest, plan, cwd, paths, home, pool)
+    except BaseException:
+        turns.leave(spec.job)
+        raise
+
+
+def _handed_over(
+    spec: JobSpec, manifest: Manifest, plan: Plan, cwd: Path, paths: JobPaths, home: Home, pool: DriverPool
+) -> Job:
     job = Job(paths, spec, plan, manifest, home=home, pool=pool)
     try:
         world = world_here(spec.options, cwd)
@@ -193,16 +206,25 @@ def _planned_anew(earlier: Plan, spec: JobSpec, home: Home) -> Plan:
     return replace(plan, strategy=earlier.strategy) if plan.world_size == earlier.world_size else plan
 
 
-def _on_gpus(plan: Plan) -> bool:
-    """Whether GPUs were chosen. An engine that chooses them itself gives each to one job only."""
-    return any(not is_open(gpu) for node in plan.nodes for gpu in node.gpus)
+def _on_gpus(spec: JobSpec, plan: Plan) -> bool:
+    """Whether we choose the GPUs. An engine that chooses them itself gives each to one job only."""
+    gpus = [gpu for node in plan.nodes for gpu in node.gpus]
+    return any(spec.options.launcher == LOCAL or not is_open(gpu) for gpu in gpus)
 
 
 def _free(spec: JobSpec, plan: Plan, home: Home, pool: DriverPool) -> Plan:
     """The plan on GPUs that are free now: another kernel may have taken some while this kernel packed.
 
-    With ``--replace``, jobs that hold the planned GPUs are ended first.
+    With ``--replace``, jobs that hold the planned GPUs are ended first. With ``--wait`` the GPUs may be left open.
     """
+    if spec.options.launcher == LOCAL:
+        gpus = tuple(gpu.uuid for gpu in usable(spec.options, _inventories(spec.options)[0]))
+        entered = turns.enter(turns.Asked(spec.job, plan.world_size, gpus, (os.getpid(),)))
+        if spec.options.wait and not entered:
+            raise ResourceError(
+                f"--wait: {queue_dir()} cannot be used, where the jobs of this machine have their places",
+                "leave --wait out; or an administrator makes the directory, with mode 1777",
+            )
     if spec.options.replace:
         wanted = {gpu for node in plan.nodes for gpu in node.gpus}
         for holder in leases.holders(home):
@@ -210,7 +232,10 @@ def _free(spec: JobSpec, plan: Plan, home: Home, pool: DriverPool) -> Plan:
                 earlier = attach_to(holder.paths, home, pool)
                 earlier.kill()
                 earlier.wait()
-    return _planned_anew(plan, spec, home)
+    plan = _planned_anew(plan, spec, home)
+    if not any(is_open(gpu) for node in plan.nodes for gpu in node.gpus):
+        turns.grant(spec.job, plan.nodes[0].gpus)
+    return plan
 
 
 def new_job_id() -> str:
@@ -275,5 +300,31 @@ def _plan(
         own.update(pid for holder in holders for pid in holder.pids)
         holders = []
     busy = {gpu: holder.paths.job for holder in holders for gpu in holder.gpus}
+    if any_gpu and spec.options.ranks is None and spec.options.launcher == LOCAL:
+        return _plan_in_turn(spec, inventories[0], busy, own, fits)
     plan = make_plan(spec, inventories, busy=busy, own=own, fits=fits)
     return registry.launcher(spec.options.launcher).planned(plan, spec.options, inventories)
+
+
+def _plan_in_turn(
+    spec: JobSpec, here: Inventory, busy: dict[str, str], own: set[int], fits: Callable[[Plan], bool | None] | None
+) -> Plan:
+    """The plan on GPUs of this machine for which nobody waits. With ``--wait`` they are left open if there are none."""
+    known = turns.tickets()
+    others = {gpu: one.whose for one in known if one.user != os.getuid() for gpu in one.granted}
+    try:
+        gpus = [gpu.uuid for gpu in usable(spec.options, here)]
+        if first := turns.ahead(spec.job, gpus, known):
+            raise ResourceError(
+                f"the GPUs of {here.host} have a queue of {len(first)}, and the first is job {first[0].whose}",
+                "--wait takes the next place in it",
+            )
+        return make_plan(spec, [here], busy={**busy, **others}, own=own, fits=fits)
+    except ResourceError:
+        if not spec.options.wait:
+            raise
+    everyone = {pid for gpu in here.gpus for pid in gpu.pids}
+    plan = make_plan(spec, [here], own=everyone, fits=fits)
+    (node,) = plan.nodes
+    left_open = tuple(open_gpu(index).uuid for index in range(len(node.gpus)))
+    return replace(plan, nodes=(replace(node, gpus=left_open),))

@@ -47,8 +47,15 @@ class Engine:
             link.node = node
         return replace(plan, nodes=nodes)
 
+    def with_gpus(self, plan: Plan) -> Plan:
+        """The plan with the GPUs of this machine for which the job waited, if it did."""
+        (node, *others), gpus = plan.nodes, self.state.gpus
+        return replace(plan, nodes=(replace(node, gpus=gpus), *others)) if gpus else plan
+
     def submit(self, attempt: int) -> Submission:
-        """A new submission. The submission of an earlier attempt is cancelled. Raises ``LaunchError``."""
+        """A new submission, unless one lasts. That of an earlier attempt is cancelled. Raises ``LaunchError``."""
+        if self._submission is not None and getattr(self._submission, "lasts", False):
+            return self._follow(self._submission)
         self.cancel()
         submission = self._find().submit(self._plan, attempt)
         if submission.token:

@@ -63,7 +63,7 @@ class Link:
         self, submission: Submission, plan: Plan, node: NodePlan, paths: JobPaths, attempt: int, *, started: bool
     ) -> None:
         """``started``: an earlier driver has started the node's part."""
-        self._submission = submission
+        self.submission = submission
         self._plan = plan
         self.node = node
         self._paths = paths
@@ -109,7 +109,7 @@ class Link:
 
     def open(self, now: float) -> None:
         """Connect; follow a started job from the offsets received so far. Raises ``LaunchError``, ``ChannelError``."""
-        self.channel = self._submission.connect(self.node)
+        self.channel = self.submission.connect(self.node)
         self._heard = self._pinged = now
         self._patience = CONNECT_SECONDS
         self.channel.send({"type": "hello", "process": ProcessId.mine().to_json()})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import signal
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -23,6 +22,7 @@ from ..protocol.wire import messages
 from ..protocol.wire.assignment import Assignment
 from ..protocol.world import World
 from ..store import journal, liveness
+from ..store.files import publish_json
 from ..store.jobdir import read_manifest, read_plan, read_spec, taken_requests
 from . import clocks, findings, policy, profiles
 from .engine import Engine
@@ -81,16 +81,14 @@ class Driver:
     def _know(self, event: Event) -> None:
         """Take up an event that an earlier driver wrote."""
         self._state = apply(self._state, event)
-        self._seen.add(_key(event))
+        self._seen.add(event.key)
         if event.kind in ("job.launched", "job.engine"):
             self._submitted.append(event)
 
     def _deadline_of(self, timeout: float | None) -> float:
         """The deadline on the monotonic clock, because the wall clock may be changed while the job runs."""
-        if timeout is None:
-            return float("inf")
         elapsed = max(0.0, time.time() - self._spec.created)
-        return time.monotonic() + timeout - elapsed
+        return time.monotonic() + (timeout or float("inf")) - elapsed
 
     # -- beginning
 
@@ -132,6 +130,7 @@ class Driver:
         self._read_all()
 
     def _make_links(self, submission: Submission, started: bool = False) -> None:
+        self._take_gpus()
         for link in self._links:
             link.drop(time.monotonic())
             self._ears.watch(link)
@@ -139,25 +138,27 @@ class Driver:
             Link(submission, self._plan, node, self._paths, self._attempt, started=started) for node in self._plan.nodes
         ]
         for link in self._links:
-            if not self._engine.queued:
+            if not self._engine.queued and not self._engine.ended:
                 try:
                     link.open(time.monotonic())
                 except (ChannelError, OSError):
                     link.drop(time.monotonic())
             self._ears.watch(link)
 
+    def _take_gpus(self) -> bool:
+        """Put the GPUs for which the job waited into its plan. Its time begins now. False if it did not wait."""
+        before, self._plan = self._plan, self._engine.with_gpus(self._plan)
+        if took := before != self._plan:
+            publish_json(self._paths.plan, self._plan.to_json())
+            self._deadline = time.monotonic() + (self._plan.timeout or float("inf"))
+        return took
+
     def _start(self, link: Link) -> None:
         assert self._world is not None
+        world = self._world if link.shared else self._world.for_a_host(self._plan.env_names)
+        root, attempt, restarts = str(self._paths.root), self._attempt, self._state.restarts
         assignment = Assignment(
-            job_root=str(self._paths.root),
-            blobs=self._blobs,
-            node=link.node.name,
-            plan=self._plan,
-            world=self._world if link.shared else self._world.for_a_host(self._plan.env_names),
-            attempt=self._attempt,
-            fresh=self._fresh,
-            restarts=self._state.restarts,
-            rendezvous=self._endpoint,
+            root, self._blobs, link.node.name, self._plan, world, attempt, self._fresh, restarts, self._endpoint
         )
         link.start(assignment)
 
@@ -169,6 +170,9 @@ class Driver:
                 self._on_messages(link)
             now = time.monotonic()
             self._engine.look(now)
+            if self._take_gpus():
+                self._make_links(self._links[0].submission)
+                self._start(self._links[0])
             if not self._engine.queued:
                 self._keep_links(now)
             self._take_requests()
@@ -195,7 +199,8 @@ class Driver:
             if not self._paths.spec.exists():  # no request to end it could come any more, and no result could be kept
                 self._standing = replace(self._standing, terminate=True)
         self._write()
-        if now > self._deadline and not self._standing.timed_out:
+        waits = self._engine.queued and self._spec.options.wait
+        if now > self._deadline and not (waits or self._standing.timed_out):
             self._standing = replace(self._standing, timed_out=True)
         if self._state.state == "starting" and policy.all_ready(self._plan, self._state):
             self._say("job.running")
@@ -352,7 +357,7 @@ class Driver:
         self._standing = policy.told(self._standing, event)
         if event.kind in ("launcher.ended", "node.ended") and event.data.get("error"):
             self._errors[f"{event.node} {event.kind}"] = event.data["error"].strip().rpartition("\n")[2]
-        if event.kind not in INTERNAL and _key(event) not in self._seen:
+        if event.kind not in INTERNAL and event.key not in self._seen:
             self._append(event)
 
     def _start_others(self) -> None:
@@ -393,8 +398,3 @@ class Driver:
                 return
             self._unwritten.pop(0)
             self._state = replace(self._state, seq=written.seq)
-
-
-def _key(event: Event) -> tuple[float, str, str | None, int | None]:
-    """What tells whether an event of a node is in the journal already. Words that recur are kept once."""
-    return event.t, sys.intern(event.kind), event.node and sys.intern(event.node), event.rank

@@ -28,6 +28,8 @@ class EngineState:
     word: str = RUNNING
     position: int | None = None
     reason: str = ""
+    gpus: tuple[str, ...] = ()
+    """The UUIDs of the GPUs of this machine that a job got which had to wait for them, in order of rank."""
 
 
 class Submission(Protocol):
@@ -95,6 +97,8 @@ class ChannelPerNode:
 
     token: ClassVar[dict[str, Any]] = {}
     hosts: ClassVar[Sequence[str]] = ()
+    lasts: ClassVar[bool] = False
+    """Whether one submission serves all attempts of a job."""
 
     def planned(self, plan: Plan, options: Options, inventories: Sequence[Inventory]) -> Plan:
         return plan

@@ -89,7 +89,7 @@ def _selected(
     if options.gpu_type is not None:
         inventories = with_gpus_of_type(options.gpu_type, inventories, leave_out=options.remote)
     if options.remote and len(inventories) > 1:
-        room = [len(_free(one, busy, own)) if options.ranks is None else one.cores for one in inventories]
+        room = [len(free_of(one.gpus, busy, own)) if options.ranks is None else one.cores for one in inventories]
         inventories = as_few_as_will_do(options.ranks or options.gpus, inventories, room)
     return inventories
 
@@ -143,7 +143,7 @@ def _gpus_of_each(
     if len(inventories) == 1:
         slots = inventories[0].slots
         return [_choose(wanted if slots is None else slots, inventories[0], busy, own)]
-    free = [len(_free(inventory, busy, own)) for inventory in inventories]
+    free = [len(free_of(inventory.gpus, busy, own)) for inventory in inventories]
     counts = places(wanted, inventories, free)
     return [_choose(count or None, inventory, busy, own) for count, inventory in zip(counts, inventories, strict=True)]
 
@@ -184,7 +184,7 @@ def _choose(wanted: int | None, inventory: Inventory, busy: Mapping[str, str], o
             f"{inventory.host} has no GPU that this kernel can use",
             f"--ranks {count} runs the cell on {count} CPU ranks, as a rehearsal",
         )
-    free = _free(inventory, busy, own)
+    free = free_of(inventory.gpus, busy, own)
     if wanted is not None and wanted > len(inventory.gpus):
         raise ResourceError(
             f"--gpus {wanted}: {inventory.host} has {_gpus(len(inventory.gpus))} ({_names(inventory.gpus)})",
@@ -192,16 +192,24 @@ def _choose(wanted: int | None, inventory: Inventory, busy: Mapping[str, str], o
         )
     if len(free) < (wanted or 1):
         raise ResourceError(
-            f"{len(free)} of {_gpus(len(inventory.gpus))} are free: {_occupants(inventory.gpus, busy, own)}",
-            "wait, or end the jobs that use them: `%dist attach JOB`, `%dist cancel JOB`, or --replace",
+            f"{len(free)} of {_gpus(len(inventory.gpus))} are free: {occupants(inventory.gpus, busy, own)}",
+            "end the jobs that use them: `%dist cancel JOB`, --replace; on this machine --wait waits",
         )
     # GPUs without processes come before a GPU that the kernel itself uses.
     free.sort(key=lambda gpu: bool(gpu.pids))
     return tuple(sorted(free[: wanted or len(free)], key=lambda gpu: gpu.index))
 
 
-def _free(inventory: Inventory, busy: Mapping[str, str], own: set[int]) -> list[Gpu]:
-    return [gpu for gpu in inventory.gpus if gpu.uuid not in busy and set(gpu.pids) <= own]
+def usable(options: Options, inventory: Inventory) -> tuple[Gpu, ...]:
+    """The GPUs of this machine that ``--gpu-type`` leaves, taken ones too. Raises ``ResourceError`` for none."""
+    if options.gpu_type is None:
+        return inventory.gpus
+    return with_gpus_of_type(options.gpu_type, [inventory], leave_out=False)[0].gpus
+
+
+def free_of(gpus: Sequence[Gpu], busy: Mapping[str, str], own: Collection[int]) -> list[Gpu]:
+    """Those that no job has and no process uses, except ``own``."""
+    return [gpu for gpu in gpus if gpu.uuid not in busy and set(gpu.pids) <= set(own)]
 
 
 def _gpus(count: int) -> str:
@@ -212,12 +220,13 @@ def _names(gpus: tuple[Gpu, ...]) -> str:
     return ", ".join(dict.fromkeys(gpu.name for gpu in gpus))
 
 
-def _occupants(gpus: tuple[Gpu, ...], busy: Mapping[str, str], own: set[int]) -> str:
+def occupants(gpus: Sequence[Gpu], busy: Mapping[str, str], own: Collection[int]) -> str:
+    """``GPU 0 has job 20260102-030405-0a0b0c; GPU 1 has process 4711 (2.0 GiB)``."""
     words = []
     for gpu in gpus:
         if gpu.uuid in busy:
             words.append(f"GPU {gpu.index} has job {busy[gpu.uuid]}")
-        elif strangers := set(gpu.pids) - own:
+        elif strangers := set(gpu.pids) - set(own):
             pids = ", ".join(str(pid) for pid in sorted(strangers))
             words.append(f"GPU {gpu.index} has process {pids} ({gpu.memory_used / 1024**3:.1f} GiB)")
     return "; ".join(words)

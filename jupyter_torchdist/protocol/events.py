@@ -53,6 +53,7 @@ rank.exited          code (negative: a signal), why (the end of a sentence: ``wa
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -246,6 +247,11 @@ class Event:
     def to_line(self) -> bytes:
         value: dict[str, Any] = {"seq": self.seq, "t": self.t, "node": self.node, "rank": self.rank, "kind": self.kind}
         return (codec.dumps({**value, **self.data}) + "\n").encode("ascii")
+
+    @property
+    def key(self) -> tuple[float, str, str | None, int | None]:
+        """What tells whether a node's event is in the journal already. Words that recur are kept once."""
+        return self.t, sys.intern(self.kind), self.node and sys.intern(self.node), self.rank
 
     @staticmethod
     def from_json(value: Any) -> Event:

@@ -50,6 +50,11 @@ def runtime_dir() -> Path:
     return Path("/tmp") / f"torchdist-{os.getuid()}"
 
 
+def queue_dir() -> Path:
+    """Where the jobs of all users of this machine say which GPUs they have or wait for (``launchers/turns.py``)."""
+    return Path(os.environ.get("TORCHDIST_QUEUE", "/tmp/torchdist-queue"))
+
+
 def scratch_dir(environ: Mapping[str, str]) -> Path:
     """Node-local directory for the job replicas of nodes that do not share the driver's disk."""
     path = environ.get("TORCHDIST_SCRATCH")

@@ -70,6 +70,7 @@ class Options(Record):
     env: tuple[str, ...] = ()
     fresh: bool = False
     replace: bool = False
+    wait: bool = False
     plan: bool = False
     profile: int = 0
     track: tuple[str, ...] = ()
@@ -234,6 +235,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("--launcher", "where", "NAME", "what starts the ranks: an installed launcher (default: local)", _launcher),
     _choice("--backend", "where", ("nccl", "gloo"), "process group backend (default: nccl on GPUs, else gloo)"),
     Option("--replace", "where", "", "cancel an earlier job of yours that holds the GPUs"),
+    Option("--wait", "where", "", "if the GPUs are taken, wait for them: first come, first served"),
     _choice("--numa-binding", "how", ("node", "socket", "exclusive", "core-complex"), "pin ranks near their GPUs"),
     Option(
         "--strategy",
@@ -324,9 +326,7 @@ def parse_options(line: str | Sequence[str], defaults: Options | None = None) ->
     if options.hosts and options.launcher == LOCAL:
         raise OptionError("--launcher local runs on this machine only", "leave --launcher out, or --hosts")
     if options.nodes is not None and options.launcher in (LOCAL, SSH):
-        raise OptionError(
-            "--nodes is for an engine that gives nodes", "add --launcher slurm, or name nodes with --hosts"
-        )
+        raise OptionError("--nodes is for an engine that gives nodes", "add --launcher slurm, or write --hosts")
     if options.gpu_type is not None and options.ranks is not None:
         raise OptionError("--gpu-type is for GPU ranks, --ranks for CPU ranks", "use --gpus N, or leave one out")
     if options.stall_kill and not options.stall:

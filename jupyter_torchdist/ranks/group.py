@@ -41,9 +41,9 @@ class Meeting:
                 time.sleep(0.005)  # Python handles signals here
 
 
-def choose_device(node: NodePlan) -> torch.device:
-    """This rank's GPU, set as the current device, or the CPU."""
-    if not node.gpus:
+def choose_device(node: NodePlan, *, for_command: bool = False) -> torch.device:
+    """This rank's GPU, set as the current device, or the CPU. A command opens the GPU in a process of its own."""
+    if not node.gpus or for_command:
         return torch.device("cpu")
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
     torch.cuda.set_device(device)
@@ -53,7 +53,8 @@ def choose_device(node: NodePlan) -> torch.device:
 def join(plan: Plan, device: torch.device) -> Meeting:
     """Initialise the process group over the store that torch elastic opened."""
     store, rank, size = next(rendezvous("env://"))
-    chosen: dict[str, Any] = {"backend": plan.backend, "rank": rank, "world_size": size}
+    backend = "gloo" if device.type == "cpu" and plan.backend == "nccl" else plan.backend
+    chosen: dict[str, Any] = {"backend": backend, "rank": rank, "world_size": size}
     if device.type == "cuda" and plan.backend == "nccl":
         chosen["device_id"] = device
     own = PrefixStore(_PREFIX, store)

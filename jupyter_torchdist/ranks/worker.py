@@ -158,7 +158,7 @@ class Rank:
         bootstrap.plain_drawing()
         bootstrap.use_threads()
         alone = reference.begin(self, plan, spec, manifest)
-        device = group.choose_device(plan.node_of(self.number))
+        device = group.choose_device(plan.node_of(self.number), for_command=spec.kind == "command")
         self.may_connect()
         self.meeting = group.join(plan, device)
         self.watch.start()

@@ -226,6 +226,7 @@ export interface Options {
   env: string[];
   fresh: boolean;
   replace: boolean;
+  wait: boolean;
   plan: boolean;
   profile: number;
   track: string[];

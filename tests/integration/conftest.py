@@ -38,7 +38,8 @@ def agent_stays(home: Path, connections: list[socket.socket]) -> None:
 def module_kernel(shared_runtime: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
     """A kernel of the module, the extension loaded; ``one_kernel`` prepares it for a test."""
     directory = tmp_path_factory.mktemp("notebook")
-    environ = {"TORCHDIST_RUNTIME_DIR": str(shared_runtime), "TORCHDIST_SCRATCH": str(shared_runtime / "scratch")}
+    places = {"TORCHDIST_SCRATCH": str(shared_runtime / "scratch"), "TORCHDIST_QUEUE": str(shared_runtime / "queue")}
+    environ = {"TORCHDIST_RUNTIME_DIR": str(shared_runtime), **places}
     with Notebook(directory, environ) as notebook:
         yield notebook.load()
 

@@ -72,7 +72,7 @@ def test_every_option_can_be_given() -> None:
     assert parse_options(LINE) == ALL
     assert parse_options(shlex.split(LINE)) == ALL
     given_flags = {word.partition("=")[0] for word in shlex.split(LINE) if word.startswith("--")}
-    assert given_flags | {"--gpus", "--gpu-type"} == {option.flag for option in OPTIONS}
+    assert given_flags | {"--gpus", "--gpu-type", "--wait"} == {option.flag for option in OPTIONS}
 
 
 def test_defaults_stand_until_they_are_overridden() -> None:

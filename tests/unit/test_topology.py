@@ -113,7 +113,7 @@ def test_gpus_of_an_earlier_job_and_of_a_stranger() -> None:
     inventory = machine(gpu(0), gpu(1, 400, 300, used=3 * GIB), gpu(2))
     assert refusal(inventory, {"GPU-0000": "20260101-a"}, gpus=2) == (
         "1 of 3 GPUs are free: GPU 0 has job 20260101-a; GPU 1 has process 300, 400 (3.0 GiB)\n"
-        "  → wait, or end the jobs that use them: `%dist attach JOB`, `%dist cancel JOB`, or --replace"
+        "  → end the jobs that use them: `%dist cancel JOB`, --replace; on this machine --wait waits"
     )
 
 

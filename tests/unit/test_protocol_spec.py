@@ -125,7 +125,7 @@ def test_options_of_the_strategy_add_to_those_of_files() -> None:
         ("--grad-accumulation 0", "at least 1", "--grad-accumulation N"),
         ("--profile 0", "from 1 to 1000", "--profile STEPS"),
         ("--checkpoint ''", "expected a path", "--checkpoint DIR"),
-        ("--gpus 1 --ranks 1", "--gpus and --ranks cannot be used together", "--gpus N for GPUs"),
+        ("--gpus 1 --ranks 1", "--gpus and --ranks cannot be used together", "--gpus N for GPU ranks"),
         ("--ranks 2 --backend nccl", "--backend nccl needs GPUs", "--gpus N"),
     ],
 )

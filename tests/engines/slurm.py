@@ -43,6 +43,7 @@ ReturnToService=2
 EnforcePartLimits=ALL
 MpiDefault=none
 KillWait=10
+SlurmdTimeout=30
 MinJobAge=60
 GresTypes=gpu
 SlurmdParameters=config_overrides

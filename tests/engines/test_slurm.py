@@ -161,3 +161,17 @@ def test_before_the_time_limit_the_ranks_can_save(pool: DriverPool, slurm: Slurm
     assert job.wait(PATIENCE).state == "timed_out"
     assert job.state.reason == "the time limit of Slurm: -O time=TIME asks for more"
     assert job.logs(stream="out").count("saved") == 2
+
+
+@pytest.mark.soak  # Slurm and the driver wait 30 s for the node
+def test_a_node_that_dies_in_the_middle_is_named(pool: DriverPool, slurm: Slurm) -> None:
+    job = start(pool, SLEEP, "--ranks 2")
+    assert wait_until(lambda: asleep(job), PATIENCE), job.state
+    slurm.bed.poweroff("node2")
+    try:
+        assert job.wait(3 * PATIENCE).state in ("lost", "failed")
+        assert "node2" in job.state.reason or "NODE_FAIL" in job.state.reason
+    finally:
+        slurm.bed.heal()
+        slurm.bed.start("node2")
+        slurm.start_node("node2")

@@ -164,6 +164,10 @@ class JobPaths:
         """How far a tracker is; its process replaces the file by rename."""
         return self.tracking / f"{safe_name(tracker)}.json"
 
+    def tracker_log(self, tracker: str) -> Path:
+        """What the tracker's process prints."""
+        return self.tracking / f"{safe_name(tracker)}.log"
+
     @property
     def measured(self) -> Path:
         """A history of the gauges of all nodes, for trackers; only the driver appends to it."""

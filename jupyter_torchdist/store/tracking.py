@@ -51,15 +51,17 @@ class Tracking(Record):
         """What does not go well; empty if all does."""
         if self.closed:
             return ""
-        if self.lives:
-            return f"{self.trouble}; nothing is lost, it is tried again" if self.trouble else ""
+        if self.trouble and self.lives:
+            return f"{self.trouble}; nothing is lost, it is tried again"
+        if self.process is None or self.lives:
+            return "" if self.link else "its run begins"
         why = f": {self.trouble}" if self.trouble else ""
         return f"not everything is delivered{why}; `{self.later}` delivers the rest"
 
     @property
     def line(self) -> str:
         """``mlflow: http://…``, and what does not go well."""
-        return f"{self.tracker}: {' · '.join(filter(None, [self.link, self.said])) or 'begins'}"
+        return f"{self.tracker}: {' · '.join(filter(None, [self.link, self.said]))}"
 
 
 def publish(paths: JobPaths, tracking: Tracking) -> None:
@@ -77,9 +79,9 @@ def of(paths: JobPaths, tracker: str) -> Tracking:
 
 
 def read(paths: JobPaths) -> list[Tracking]:
-    """All trackers that have begun."""
+    """All trackers whose processes were started: each has a log."""
     try:
-        names = sorted(name[:-5] for name in os.listdir(paths.tracking) if name.endswith(".json"))
+        names = sorted(name[:-4] for name in os.listdir(paths.tracking) if name.endswith(".log"))
     except OSError:
         return []
     return [of(paths, name) for name in names if is_safe(name)]

@@ -161,6 +161,8 @@ class Delivery:
         yield self._paths.journal, "job/journal.jsonl"
         for file in logs.files(self._paths):
             yield file.path, f"logs/rank_{file.rank}.{file.stream}.txt"
+        for path in sorted(self._paths.root.glob("profile-*.json.gz")):
+            yield path, f"job/{path.name}"
         for path in sorted(self._paths.nodes.glob("*/launcher.log")):
             yield path, f"logs/{path.parent.name}.launcher.txt"
 

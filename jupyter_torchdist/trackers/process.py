@@ -23,7 +23,7 @@ def start(paths: JobPaths, name: str, environ: Mapping[str, str], directory: str
     """
     private(paths.tracking)
     with writing(paths.tracking):
-        log = os.open(paths.tracking / f"{name}.log", os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        log = os.open(paths.tracker_log(name), os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
     seconds = environ.get(SECONDS, str(USUAL_SECONDS))
     words = ["-m", "jupyter_torchdist.trackers", name, str(paths.root), directory, seconds]
     try:

@@ -144,6 +144,20 @@ def test_the_process_that_submitted_may_end_and_the_driver_may_die(desk: Desk) -
     assert [one["step"] for one in desk.lines("point") if one["name"] == "loss"] == list(range(5))
 
 
+def test_a_tracker_that_is_killed_is_started_again_and_goes_on_where_it_was(desk: Desk) -> None:
+    desk.gate.unlink()
+    done = desk.run("--background", "--track", "diary")
+    assert done.returncode == 0, done.stderr
+    assert wait_until(lambda: tracking.of(desk.paths, "diary").sent == 5, 60)
+    first = tracking.of(desk.paths, "diary").process
+    assert first is not None
+    first.signal(signal.SIGKILL)
+    assert wait_until(lambda: tracking.of(desk.paths, "diary").process != first, 60)
+    desk.gate.touch()
+    assert wait_until(desk.closed, 60), tracking.lines(desk.paths)
+    assert [one["step"] for one in desk.lines("point") if one["name"] == "loss"] == list(range(5))
+
+
 def test_a_tracker_that_never_returns_does_not_delay_the_job(desk: Desk) -> None:
     (desk.directory / "diary.closed").touch()
     done = desk.run("--track", "diary", TORCHDIST_TRACK_SECONDS="2")

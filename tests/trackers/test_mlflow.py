@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import signal
 from pathlib import Path
 
 import pytest
@@ -128,21 +126,6 @@ def test_what_was_not_delivered_in_time_is_delivered_later(
         said == f"mlflow: http://127.0.0.1:{road.port}/#/experiments/{run.info.experiment_id}/runs/{run.info.run_id}\n"
     )
     assert (run.info.status, runs.curve(run, "loss")) == ("FINISHED", LOSSES)
-
-
-def test_a_tracker_that_is_killed_is_started_again_and_nothing_comes_twice(
-    runs: Runs, start: Start, tmp_path: Path
-) -> None:
-    job = start("--ranks 1 --track mlflow", gate=str(tmp_path / "gate"))
-    assert wait_until(lambda: tracking.of(job.paths, "mlflow").sent >= 22, 60)
-    first = tracking.of(job.paths, "mlflow").process
-    assert first is not None
-    os.kill(first.pid, signal.SIGKILL)
-    assert wait_until(lambda: tracking.of(job.paths, "mlflow").process != first, 60)
-    (tmp_path / "gate").touch()
-    delivered(job, "mlflow")
-    (run,) = runs.of(job.id)
-    assert runs.curve(run, "loss") == LOSSES
 
 
 def test_any_job_can_be_tracked_after_its_end(runs: Runs, start: Start) -> None:

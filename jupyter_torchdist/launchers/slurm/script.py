@@ -19,7 +19,10 @@ HOLD = """\
 umask 077
 p=/tmp/torchdist-$(id -u); d=$p/{name}; s=$p/scratch-{name}
 mkdir -p "$d" && [ -O "$p" ] && [ -O "$d" ] || {{ echo "$d belongs to another user" >&2; exit 1; }}
-clean() {{ wait; rm -rf "$d"; find "$s" ! -type d ! -path "*/work/*" -delete; find "$s" -depth -type d -empty -delete; }}
+clean() {{
+  wait; rm -rf "$d"
+  find "$s" ! -type d ! -path "*/work/*" -delete; find "$s" -depth -type d -empty -delete
+}}
 trap "clean 2>/dev/null" EXIT; trap "exit 0" TERM INT
 export TORCHDIST_RUNTIME_DIR="$d" TORCHDIST_SUCCESSORS=0
 env -0 >"$d/environ"; mkfifo "$d/start"; exec 3<>"$d/start"

@@ -16,7 +16,7 @@ DEEPSPEED := $(VENV)/deepspeed
 TRACKERS := $(VENV)/trackers
 NPM := cd labextension && PATH="$(CURDIR)/$(BIN):$$PATH" npm
 HAVE_NPM := command -v npm >/dev/null
-PYTEST = $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
+PYTEST = $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal --durations 15 --durations-min 10
 # One more than the cores: tests wait for processes half of their time.
 WORKERS ?= 3
 
@@ -67,7 +67,7 @@ test-engines: $(READY) cluster engines
 
 # Every strategy and option on real ranks, held against one device.
 test-strategies: $(READY)
-	$(PYTEST) -m "strategies and not soak" tests/integration tests/strategies
+	$(PYTEST) --timeout 400 -m "strategies and not soak" tests/integration tests/strategies
 
 # DeepSpeed where it is installed: in an environment over the other, out of sight of all other tests.
 test-deepspeed: $(DEEPSPEED)/.ready

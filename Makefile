@@ -72,7 +72,7 @@ test-strategies: $(READY)
 # DeepSpeed where it is installed: in an environment over the other, out of sight of all other tests.
 test-deepspeed: $(DEEPSPEED)/.ready
 	$(call told,deepspeed,DS_ACCELERATOR=cpu PATH="$(CURDIR)/$(DEEPSPEED)/bin:$$PATH" $(DEEPSPEED)/bin/python -m pytest \
-	  --timeout 300 -m "soak or not soak" -k deepspeed tests/integration/test_strategies_parts.py tests/integration/test_gallery.py)
+	  -m "soak or not soak" -k deepspeed tests/integration/test_strategies_parts.py tests/integration/test_gallery.py)
 
 # MLflow's server and the clients of all trackers, in an environment over the other: tests see both, with and without.
 test-trackers: $(TRACKERS)/.ready
@@ -81,7 +81,7 @@ test-trackers: $(TRACKERS)/.ready
 # In two processes, each with a browser and a Jupyter server of its own.
 test-browser: WORKERS = 2
 test-browser: $(READY)
-	$(call told,browser,$(PYTEST) --timeout 300 tests/browser)
+	$(call told,browser,$(PYTEST) tests/browser)
 
 test-front: $(NODE_MODULES)
 	$(call told,front,if $(HAVE_NPM); then $(NPM) test; fi)

@@ -87,7 +87,7 @@ def test_a_generator_gives_its_items_while_it_runs(tmp_path: Path) -> None:
     gate = tmp_path / "go on"
     items: Any = counts.distributed(3, str(gate))
     assert next(items) == [0, 10]
-    assert wait_until(lambda: [job.state for job in catalog.jobs()] == ["running"])
+    assert wait_until(lambda: [job.state for job in catalog.jobs()] == ["running"], PATIENCE)
     gate.touch()
     assert list(items) == [[1, 11], [2, 12]]
     job = counts.submit(2)

@@ -75,9 +75,13 @@ class Recording:
             heard()
             if watch not in news:
                 continue
-            with contextlib.suppress(OSError), open(self._stacks, "ab") as stacks:
-                faulthandler.dump_traceback(stacks, all_threads=True)
-            self.write()
+            with contextlib.suppress(OSError):  # it was deleted: that wakes this thread, too
+                stacks = os.open(self._stacks, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+                try:
+                    faulthandler.dump_traceback(stacks, all_threads=True)
+                finally:
+                    os.close(stacks)
+                self.write()
 
     def write(self, end: str = "", place: str | None = None) -> None:
         """``end``: ``done`` or ``failed`` once the rank's code has ended. Never raises.

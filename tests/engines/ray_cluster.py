@@ -38,12 +38,14 @@ PORTS = ("dashboard-agent-grpc-port", "dashboard-agent-listen-port", "runtime-en
 """With these given, a node waits for none of its helpers, which a busy machine starts late."""
 
 ASK = """
-import json, sys
+import json, os, sys
 sys.modules["rfc3987_syntax"] = None
+answers = os.fdopen(os.dup(1), "w")
+os.dup2(2, 1)  # where Ray prints what it hears of the cluster
 import ray
 ray.init(address=sys.argv[1], log_to_driver=False, logging_level="ERROR")
 for line in sys.stdin:
-    print(json.dumps(eval(line)), flush=True)
+    print(json.dumps(eval(line)), file=answers, flush=True)
 """
 """A process that answers expressions about the cluster."""
 

@@ -142,5 +142,7 @@ class Node:
 
     def _agents(self) -> bool:
         """Whether an agent runs: it has a socket while it does."""
-        folders = (entry.path for entry in os.scandir(self._directory) if entry.name.startswith("agent-"))
-        return any(os.path.exists(os.path.join(folder, "agent.sock")) for folder in folders)
+        with contextlib.suppress(OSError):
+            folders = [entry.path for entry in os.scandir(self._directory) if entry.name.startswith("agent-")]
+            return any(os.path.exists(os.path.join(folder, "agent.sock")) for folder in folders)
+        return False

@@ -158,9 +158,10 @@ class _Client:
             return {"state": QUEUED, "reason": self._lack()}
         answers = [self._alive(node) for node in self._nodes]
         failures = [answer for answer in answers if isinstance(answer, str)]
-        if len(failures) == len(answers):
+        starts = self._said.get("state") != RUNNING
+        if failures and (starts or len(failures) == len(answers)):
             return {"state": ENDED, "reason": failures[0]}
-        if self._said.get("state") != RUNNING and None in answers:
+        if starts and None in answers:
             return {"state": QUEUED, "reason": "Ray starts its actors"}
         self._hosts = [
             here["host"] if isinstance(here, dict) else host for here, host in zip(answers, self._hosts, strict=True)
@@ -241,9 +242,9 @@ def in_words(resources: Mapping[str, float]) -> str:
 
 
 def brief(error: BaseException) -> str:
-    """The first line that says something."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return next(iter(lines), type(error).__name__)
+    """The line that says why: the first one, or the last one of an actor's traceback."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    return lines[-1] if "ray::" in lines[0] else lines[0]
 
 
 def main(words: Sequence[str]) -> None:

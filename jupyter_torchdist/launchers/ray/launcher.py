@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import socket
 import subprocess
 import sys
@@ -21,6 +22,8 @@ from .submission import CLIENT, RaySubmission, environ
 
 PROBE_SECONDS = 60.0
 CONNECT_SECONDS = 5.0
+IMPATIENT = {"RAY_gcs_rpc_server_reconnect_timeout_s": "5"}
+"""A setting of Ray: for the address of a cluster that has ended, it would try for two minutes."""
 
 
 class RayLauncher:
@@ -102,12 +105,17 @@ def ask(address: str, tried: str) -> dict[str, Any]:
     hint = "`ray start --head` starts one; -O address=HOST:PORT names one that this machine is a node of"
     host, found, port = address.rpartition(":")
     try:
-        if found and "/" not in host:  # Ray itself would try for a minute
+        if found and port.isdecimal() and "/" not in host:  # Ray itself would try for a minute
             socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
         done = subprocess.run(
-            [sys.executable, "-m", CLIENT, address], stdin=subprocess.DEVNULL, capture_output=True, env=environ(),
-            timeout=PROBE_SECONDS, cwd="/", check=False,
-        )  # fmt: skip
+            [sys.executable, "-m", CLIENT, address],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            env=environ() | IMPATIENT,
+            timeout=PROBE_SECONDS,
+            cwd="/",
+            check=False,
+        )
         answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1] if done.stdout else b"")
     except OSError as error:
         raise LaunchError(f"no Ray cluster answers ({tried}): {error.strerror or error}", hint) from None
@@ -115,6 +123,7 @@ def ask(address: str, tried: str) -> dict[str, Any]:
         raise LaunchError(f"no Ray cluster has answered within {PROBE_SECONDS:g} s ({tried})", hint) from None
     except ValueError:
         said = done.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
+        said = re.sub(r"^\[.*?\] \S+ ", "", said).partition(". ")[0]  # Ray's log line, its first sentence
         raise LaunchError(f"no Ray cluster answers ({tried}): {said}", hint) from None
     if "error" in answer:
         raise LaunchError(f"no Ray cluster answers ({tried}): {answer['error']}", hint)

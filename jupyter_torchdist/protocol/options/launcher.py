@@ -72,6 +72,12 @@ def _allocation(text: str) -> str:
     return text
 
 
+def _cluster(text: str) -> str:
+    if not re.fullmatch(r"\S+:\d{1,5}|auto", text):
+        raise ValueError("the host and port of Ray's head, such as 10.0.0.1:6379, or auto")
+    return text
+
+
 SLURM = "slurm"
 RAY = "ray"
 

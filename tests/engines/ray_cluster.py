@@ -43,7 +43,7 @@ sys.modules["rfc3987_syntax"] = None
 answers = os.fdopen(os.dup(1), "w")
 os.dup2(2, 1)  # where Ray prints what it hears of the cluster
 import ray
-ray.init(address=sys.argv[1], log_to_driver=False, logging_level="ERROR")
+ray.init(address=sys.argv[1], namespace="jupyter_torchdist", log_to_driver=False, logging_level="ERROR")
 for line in sys.stdin:
     print(json.dumps(eval(line)), file=answers, flush=True)
 """

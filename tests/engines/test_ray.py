@@ -64,6 +64,7 @@ def test_ranks_of_two_nodes_give_values_and_lines_beyond_the_end_of_a_driver(
     assert job.value == 18.0
 
 
+@pytest.mark.soak
 def test_an_exception_of_a_rank_is_the_notebooks_own(ray_pool: DriverPool) -> None:
     job = start(ray_pool, MEET + "if dist.get_rank() == 3:\n    raise ValueError('no good')\ndist.barrier()\n")
     assert job.wait(PATIENCE).state == "failed"

@@ -105,7 +105,7 @@ LAUNCHER_OPTIONS: tuple[LauncherOption, ...] = (
         RAY,
         "HOST:PORT",
         "the cluster (default: $RAY_ADDRESS, else that of this machine)",
-        _word,
+        _cluster,
     ),
     LauncherOption("cpus", RAY, "N", "CPUs of a node (default: its GPUs' share; one for each CPU rank)", _count),
 )

@@ -1,7 +1,7 @@
 """What a rank does, looked at four times a second: it waits in a collective, for data or for a socket, or it works.
 
 The shares of the last minute are in a file with ``RECORD`` bytes for each rank of the node: JSON, filled with blanks.
-The agent reads it with the gauges. A look takes about 50 microseconds, less than 0.03 % of the time.
+The agent reads it with the gauges. A look takes about 60 microseconds, 0.03 % of the time.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 from ...protocol import codec
 from ...protocol.disk import open_plain
 from ...protocol.gauges import PLACE, Gauges
-from ...usercode.frames import is_users
+from ...usercode.frames import OURS, is_users
 from ...usercode.stacks import LOADER
 
 PERIOD = 0.25
@@ -59,7 +59,7 @@ class Pace:
             if not place and is_users(file):
                 place = f"{file}, line {frame.f_lineno}"
             loads = loads or LOADER in file
-            frame = frame.f_back
+            frame = None if place and file.startswith(OURS) else frame.f_back  # what runs the user's code
         self._looks.append(("loads" if loads else self._doing(), place))
         self._count += 1
         if self._count % _EVERY == 0:
@@ -109,9 +109,15 @@ def read(path: Path, ranks: Sequence[int]) -> dict[int, dict[str, Any]]:
 def system_call() -> str:
     """The main thread's system call and its arguments, as proc(5) has them. Empty if the kernel does not tell."""
     try:
-        return Path(f"/proc/self/task/{os.getpid()}/syscall").read_text()
+        fd = os.open(f"/proc/self/task/{os.getpid()}/syscall", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return ""
+    try:
+        return os.read(fd, 256).decode("ascii")
+    except OSError:
+        return ""
+    finally:
+        os.close(fd)
 
 
 def _is_socket(descriptor: str) -> bool:

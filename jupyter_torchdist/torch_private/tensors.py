@@ -26,6 +26,17 @@ make_wrapper_subclass: Callable[..., Any] = torch.Tensor._make_wrapper_subclass
 make_subclass: Callable[..., Any] = torch.Tensor._make_subclass
 
 
+def all_finite(tensors: list[Tensor]) -> bool:
+    """Whether floating-point tensors on the CPU hold neither NaN nor infinity: one call for all of them.
+
+    The kernel of gradient scalers also multiplies, here by 1: it writes what it has read. Through ``data`` that is no
+    change to autograd. Raises ``RuntimeError`` for a tensor whose elements share memory.
+    """
+    found = torch.zeros(1)
+    unscale_all([one.data for one in tensors], found, torch.ones(1))
+    return not found.item()
+
+
 def storage_references(tensor: Tensor) -> int:
     """The reference count of the storage of ``tensor``."""
     return torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)

@@ -8,6 +8,7 @@ step begins; where the step must be stopped or left out, they are waited for.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +20,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from ...protocol.errors import TrainingError
 from ...protocol.options.strategy import chosen
-from ...torch_private.tensors import norms
+from ...torch_private.tensors import all_finite, norms
 from ..core.agreement import of_every_rank
 from ..core.context import ParallelContext
 from ..core.dtensors import local
@@ -202,6 +203,10 @@ def _measured(gradients: Sequence[Tensor], device: torch.device) -> Tensor:
         return torch.zeros(0, device=device)
     if all(one.is_cuda and one.numel() for one in gradients):
         return torch.stack([one.to(torch.float32) for one in norms(list(gradients), float("inf"))])
+    if all(one.device.type == "cpu" and one.is_floating_point() for one in gradients):
+        with contextlib.suppress(RuntimeError):  # elements that share memory
+            if all_finite(list(gradients)):
+                return torch.zeros(len(gradients), device=device)
     sums = torch.tensor([_number(one) for one in gradients])
     for number in (~torch.isfinite(sums)).nonzero().flatten().tolist():
         if bool(torch.isfinite(gradients[number]).all()):  # the sum has overflowed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -90,7 +91,9 @@ class RayCluster:
         settings = [f"{name}={value}" for name, value in SETTINGS.items()]
         command = ["env", *settings, str(node_python.PLACE / "bin/python"), *START, f"--address={self.address}"]
         command += _resources(self.bed.address(node), list(range(52364, 52364 + len(PORTS))), cpus=4, gpus=2)
-        self._start(node, self.bed.command(node, *command), {"PATH": os.environ["PATH"], "HOME": "/root"})
+        self.bed.run(
+            node, "sh", "-c", f"{shlex.join(command)} </dev/null >/tmp/ray.out 2>&1 &"
+        )  # it ends with its host
 
     def _start(self, name: str, command: list[str], environ: dict[str, str]) -> None:
         with open(self.directory / f"{name}.out", "wb") as log:

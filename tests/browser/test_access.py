@@ -264,9 +264,9 @@ def test_facts_stand_beside_their_names(server: Jupyter, page: Page, running_job
     is_shown(view, "Receipt")
     page.add_style_tag(content=".jp-Notebook .td-view { width: 640px }")
     expect(view).to_have_css("width", "640px")
-    edges = (
-        view.locator("dl").last.locator("dt, dd").evaluate_all("all => all.map(e => e.getBoundingClientRect().left)")
-    )
+    facts = view.locator("dl").last.locator("dt, dd")
+    expect(facts.first).to_be_visible()
+    edges = facts.evaluate_all("all => all.map(e => e.getBoundingClientRect().left)")
     assert len(set(edges[::2])) == len(set(edges[1::2])) == 1 and edges[0] < edges[1]
 
 

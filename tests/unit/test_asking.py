@@ -30,7 +30,7 @@ from jupyter_torchdist.ranks import bootstrap
 from jupyter_torchdist.ranks.streams.recording import Recording
 files = NodePaths(Path({root!r}))
 bootstrap.show_stacks_in(files.stacks(0))
-Recording(files, 0).listen()
+Recording(files, 0).listen(Path({root!r}), lambda: None)
 def deep(n):
     return n and deep(n - 1)
 def work():

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -43,7 +44,8 @@ class Hang:
     code: str
     said: str
     stall: float = 2.0
-    names: dict[str, Any] = field(default_factory=dict)
+    names: dict[str, Callable[[], Any]] = field(default_factory=dict)
+    """What makes each: an object in this module would go along with functions of other tests, and hang their ranks."""
 
 
 class Sleeps:
@@ -69,7 +71,7 @@ HANGS = {
         "late\ndist.all_reduce(ones)",
         "rank-not-begun",
         "rank 1 hangs before the first line of the cell; it is at <string>, line 2; rank 0 waits for it",
-        names={"late": Sleeps()},
+        names={"late": Sleeps},
     ),
     "a store": Hang(
         "store = dist.distributed_c10d._get_default_store()\nstore.wait(['never'])",
@@ -125,7 +127,7 @@ def test_each_kind_of_hang_is_told_apart(notebook: dict[str, Any]) -> None:
     jobs = {}
     for name, hang in HANGS.items():
         notebook.clear()
-        notebook.update({"__name__": "__main__", **hang.names})
+        notebook.update({"__name__": "__main__", **{name: make() for name, make in hang.names.items()}})
         jobs[name] = submitted(hang.source, notebook, stall=hang.stall)
     for name, job in jobs.items():
         assert wait_until(lambda job=job: job.state.stalled, PATIENCE), (name, job.state, job.logs())  # type: ignore[misc]

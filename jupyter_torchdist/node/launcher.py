@@ -24,7 +24,7 @@ from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING, Any
 
 from ..protocol import releases
-from ..protocol.disk import FULL
+from ..protocol.disk import FULL, in_words
 from ..protocol.errors import TorchDistError
 from ..protocol.plan import NodePlan, Plan
 from ..protocol.process import ProcessId, exit_in_words
@@ -391,6 +391,8 @@ def start(assignment: Assignment) -> None:
         os.close(null)
         world.enter(assignment)
         code = main(assignment)
+    except OSError as error:
+        print(f"the files of the launcher cannot be made: {in_words(error)}", file=sys.stderr)
     except BaseException:  # noqa: BLE001  # top level of this process
         traceback.print_exc()
     finally:

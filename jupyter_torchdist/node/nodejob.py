@@ -73,6 +73,7 @@ class NodeJob:
         self.paths.results.mkdir(mode=0o700, exist_ok=True)
         self.events = EventFile(self.files.agent_events)
         self.files.profile_requests.touch(mode=0o600)  # ranks watch it
+        self.files.launcher_log.touch(mode=0o600)  # where there is no room for it, nobody would hear why
         self._launcher_tail = self._tail(self.files.launcher_events)
         self._rank_tails = {rank: self._tail(self.files.rank_events(rank)) for rank in self.ranks}
         self._pids: dict[int, int] = {}

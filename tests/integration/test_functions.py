@@ -162,7 +162,7 @@ SAMPLES = {
     "gpus": 1, "gpu_type": "A10", "ranks": 2, "hosts": ["a", "b:2"], "remote": True, "host_option": {"python": "/p"},
     "launcher": "ssh", "option": {"min_num_params": 5}, "config": "c.toml", "grad_accumulation": 2, "out": ["a"],
     "exclude": ["a"], "name": "n", "timeout": 90, "grace": "3s", "lease": "1h", "env": {"A": 1}, "checkpoint": "d",
-    "strategy": "fsdp", "restarts": 2, "stall": "off", "verify": 3, "nodes": 2,
+    "strategy": "fsdp", "restarts": 2, "stall": "off", "verify": 3, "nodes": 2, "profile": 5,
 }  # fmt: skip
 
 
@@ -171,7 +171,8 @@ def test_every_option_of_the_magic_is_a_keyword(option: Any, tmp_path: Path, mon
     monkeypatch.chdir(tmp_path)
     (tmp_path / "c.toml").write_text("ranks = 3\n")
     sample = SAMPLES.get(option.field, option.choices[-1] if option.choices else True)
-    options = td.distributed(**{option.field: sample})(scaled.function).options
+    beside = {"launcher": "slurm"} if option.field == "nodes" else {}
+    options = td.distributed(**{option.field: sample, **beside})(scaled.function).options
     assert getattr(options, option.field) != getattr(Options(), option.field)
     with pytest.raises(OptionError):
         td.distributed(**{option.field + "x": sample})

@@ -41,6 +41,7 @@ class First(Protocol):
     paths: JobPaths
     blobs: Path
     main: ModuleType
+    shell: shell.RankShell
 
     def run(self, spec: JobSpec) -> None:
         """Run the user's code in ``main``, which has its names by then."""
@@ -95,7 +96,7 @@ def _prepare(rank: First, plan: Plan, spec: JobSpec, manifest: Manifest, seed: i
     device = group.choose_device(plan.node_of(0))
     torch.manual_seed(seed)
     randomness.seed(seed)
-    shell.install(Display(Path(os.devnull), lambda _: None), vars(rank.main))
+    rank.shell = shell.install(Display(Path(os.devnull), lambda _: None), vars(rank.main))
     remember_cell(spec.source, spec.label, spec.first_line)
     loaded = marshal.load_bundle(manifest, rank.blobs, rank.main, source_dir=rank.paths.source)
     ModuleAttributes(vars(rank.main), manifest.bound, lambda _: None)

@@ -383,18 +383,15 @@ def start(assignment: Assignment) -> None:
     try:
         os.setsid()
         world.stamp_job_token(assignment.token)
-        log = os.open(assignment.node_paths.launcher_log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-        null = os.open(os.devnull, os.O_RDONLY)
-        for source, target in ((null, 0), (log, 1), (log, 2)):
-            os.dup2(source, target)
-        os.close(log)
-        os.close(null)
+        with open(os.devnull) as null, open(assignment.node_paths.launcher_log, "ab") as log:
+            for source, target in ((null.fileno(), 0), (log.fileno(), 1), (log.fileno(), 2)):
+                os.dup2(source, target)
         world.enter(assignment)
         code = main(assignment)
-    except OSError as error:
-        print(f"the files of the launcher cannot be made: {in_words(error)}", file=sys.stderr)
-    except BaseException:  # noqa: BLE001  # top level of this process
+    except BaseException as error:  # noqa: BLE001  # top level of this process
         traceback.print_exc()
+        if isinstance(error, OSError) and error.errno in FULL:
+            print(in_words(error), file=sys.stderr)
     finally:
         with contextlib.suppress(Exception):
             sys.stdout.flush()

@@ -58,6 +58,8 @@ def ends_quietly(source: str) -> bool:
 
 def as_in_a_notebook() -> None:
     """Let ``asyncio.get_event_loop()`` make a loop where there is none: in a notebook there always is one."""
+    if type(asyncio.get_event_loop_policy()) is not asyncio.DefaultEventLoopPolicy:
+        return  # a module of the user has chosen another one, such as uvloop's
 
     class Policy(asyncio.DefaultEventLoopPolicy):
         def get_event_loop(self) -> asyncio.AbstractEventLoop:

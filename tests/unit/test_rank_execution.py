@@ -3,6 +3,7 @@
 from __future__ import annotations
 import __future__
 
+import asyncio
 import linecache
 import sys
 from pathlib import Path
@@ -94,3 +95,22 @@ def test_a_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     execution.run_script(script.read_text(), str(script), ("train.py", "--lr", "1"), names)
     assert (names["args"], names["name"], names["value"]) == (["train.py", "--lr", "1"], "__main__", 5)
     monkeypatch.delitem(sys.modules, "beside_the_script_tdx")
+
+
+def test_an_event_loop_policy_of_the_user_stays() -> None:
+    """As a module beside the notebook sets one when it is imported: uvloop."""
+
+    class Chosen(asyncio.DefaultEventLoopPolicy):
+        """Not asyncio's own."""
+
+    before = asyncio.get_event_loop_policy()
+    chosen = Chosen()
+    asyncio.set_event_loop_policy(chosen)
+    try:
+        execution.as_in_a_notebook()
+        assert asyncio.get_event_loop_policy() is chosen
+        asyncio.set_event_loop_policy(None)
+        execution.as_in_a_notebook()
+        asyncio.get_event_loop().close()  # there is none yet
+    finally:
+        asyncio.set_event_loop_policy(before)

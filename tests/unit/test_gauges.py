@@ -158,7 +158,11 @@ def test_ranks_that_live_are_written_and_after_the_end_nothing(job: FakeJob) -> 
         for _ in range(3):
             watch.turn({"j": node}, begun + 1000)
             watch.turn({}, begun + 2000)
-        assert sorted(entry.name for entry in node.files.root.iterdir()) == ["agent.events", "profile-requests"]
+        assert sorted(entry.name for entry in node.files.root.iterdir()) == [
+            "agent.events",
+            "launcher.log",
+            "profile-requests",
+        ]
     finally:
         watch.close()
         node.close()

@@ -7,7 +7,6 @@ waits: its own waiting does not count as work, whatever it waits for.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from statistics import median
 
 from ..protocol.events import Finding
 from ..protocol.gauges import Gauges
@@ -40,6 +39,8 @@ def of(state: JobState, plan: Plan, spec: JobSpec, gauges: Mapping[int, Gauges])
 
 def _late(known: Mapping[int, Gauges]) -> dict[int, int]:
     """How much less each late rank waits than the others do; where that is unknown: how much longer it loads data."""
+    from statistics import median  # takes milliseconds, and few jobs come this far
+
     waits = {rank: told.waits for rank, told in known.items() if told.waits is not None}
     if len(waits) == len(known):
         usual = median(sorted(waits.values())[len(waits) // 2 :])
@@ -79,6 +80,8 @@ def _card(rank: int, known: Mapping[int, Gauges]) -> str:
     told = known[rank]
     if told.gpu_clock is None:
         return ""
+    from statistics import median
+
     others = [one.gpu_clock for number, one in known.items() if number != rank and one.gpu_clock is not None]
     heat = "" if told.gpu_temperature is None else f" at {told.gpu_temperature} °C"
     beside = f", the others {round(median(others))} MHz" if others else ""

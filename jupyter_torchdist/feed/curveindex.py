@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import threading
 import time
 from collections import Counter
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 from weakref import WeakValueDictionary
 
+from ..protocol.disk import size_of
 from ..protocol.paths import JobPaths
 from ..store import metrics
 from ..store.segments import read
@@ -100,10 +100,7 @@ class RankCurves:
         """Estimated number of lines for each set of names in a long file."""
 
     def size(self) -> int:
-        try:
-            return os.stat(self.path).st_size
-        except OSError:
-            return 0
+        return size_of(self.path)
 
     def peek(self) -> None:
         """Read the last values of a long file before the rest, and estimate its content."""

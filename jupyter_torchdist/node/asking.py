@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence, Set
 
+from ..protocol.disk import size_of
 from ..protocol.paths import NodePaths
 from ..protocol.process import STACKS_SIGNAL, handles
 from .stacks import WRITING, touch
@@ -24,16 +25,21 @@ def ask(files: NodePaths, ranks: Sequence[int], processes: Mapping[int, int], al
     """
     numbers = {pid: ranks[place] for place, pid in processes.items()}
     living = alive()
-    waited = {pid: _size(files, numbers[pid]) for pid in numbers if pid in living and handles(pid, STACKS_SIGNAL)}
+    waited = {
+        pid: size_of(files.recorder(numbers[pid])) for pid in numbers if pid in living and handles(pid, STACKS_SIGNAL)
+    }
     begun = time.monotonic()
 
     def mute(seconds: float) -> list[int]:
         """Those that have not answered after so many seconds from the beginning."""
-        while left := [pid for pid, size in waited.items() if pid in alive() and _size(files, numbers[pid]) == size]:
-            if time.monotonic() - begun > seconds:
-                break
+        while True:
+            living = alive()
+            left = [
+                pid for pid, size in waited.items() if pid in living and size_of(files.recorder(numbers[pid])) == size
+            ]
+            if not left or time.monotonic() - begun > seconds:
+                return left
             time.sleep(_LOOK)
-        return left
 
     for pid in waited:
         touch(files.stacks(numbers[pid]))
@@ -41,10 +47,3 @@ def ask(files: NodePaths, ranks: Sequence[int], processes: Mapping[int, int], al
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, STACKS_SIGNAL)
     mute(PATIENCE)
-
-
-def _size(files: NodePaths, rank: int) -> int:
-    try:
-        return files.recorder(rank).stat().st_size
-    except OSError:
-        return 0

@@ -103,8 +103,7 @@ class GaugeWatch:
         if name not in self._boards:
             self._boards[name] = Board(job.paths, job.node)
         gpus = self._boards[name].gpus
-        living = [(rank, process) for rank, process in job.processes.items() if rank not in job.told]
-        return [Subject(name, rank, process, gpus.get(rank, "")) for rank, process in living]
+        return [Subject(name, rank, process, gpus.get(rank, "")) for rank, process in job.living.items()]
 
     def _write(self, found: Found, jobs: Mapping[str, NodeJob]) -> None:
         for name in {subject.job for subject in found}:

@@ -61,7 +61,6 @@ class NodeJob:
     """Exit code by rank, once the launcher has reported it."""
     told: set[int] = field(default_factory=set)
     """Ranks whose exit was recorded."""
-    ready: set[int] = field(default_factory=set)
     spoke: set[int] = field(default_factory=set)
     """Ranks that reported themselves how their code ended."""
     failed: bool = False
@@ -199,8 +198,6 @@ class NodeJob:
         if event.kind == "rank.started":
             self.processes[rank] = ProcessId.from_json(event.data["process"])
             self._pids[self.processes[rank].pid] = rank
-        elif event.kind == "rank.ready":
-            self.ready.add(rank)
         elif event.kind == "rank.ending":
             self._endings.began(rank, self._now)
         elif event.kind in ("rank.done", "rank.interrupted", "rank.failed"):
@@ -260,12 +257,17 @@ class NodeJob:
         for rank, works in found.items():
             self._progress.measured(rank, works, self._now)
 
+    @property
+    def living(self) -> dict[int, ProcessId]:
+        """Ranks that have started and whose exit was not recorded."""
+        return {rank: process for rank, process in self.processes.items() if rank not in self.told}
+
     def quiet(self, now: float) -> list[Quiet]:
         """For each rank that is alive how long it has made no progress; empty if this was reported a moment ago."""
         if self.state != "running" or now < self._report_at:
             return []
         self._report_at = now + REPORT_SECONDS
-        return self._progress.look(sorted(self.processes.keys() - self.told), now)
+        return self._progress.look(sorted(self.living), now)
 
     # -- acting
 
@@ -276,8 +278,8 @@ class NodeJob:
 
     def say_places(self) -> None:
         """Have every rank that is alive write its stacks; an event says where it is."""
-        for rank in self.processes.keys() - self.told:
-            self._stacks.ask(rank, self.processes[rank], self._now, partial(self._say_place, rank))
+        for rank, process in self.living.items():
+            self._stacks.ask(rank, process, self._now, partial(self._say_place, rank))
 
     def ask_profile(self, request: ProfileRequest) -> None:
         """Have every rank profile its next steps; each answers with an event. Lost on a full disk."""
@@ -336,11 +338,10 @@ class NodeJob:
         self.state = "ended"
 
     def _tell_the_rest(self) -> None:
-        for rank in self.ranks:
-            if rank not in self.told and rank in self.processes:
-                self.told.add(rank)
-                # The launcher is gone, so the exit code is unknown. An outcome that the rank reported has priority.
-                self.events.write("rank.exited", rank=rank, code=-signal.SIGKILL, why="was stopped", state="stopped")
+        for rank in sorted(self.living):
+            self.told.add(rank)
+            # The launcher is gone, so the exit code is unknown. An outcome that the rank reported has priority.
+            self.events.write("rank.exited", rank=rank, code=-signal.SIGKILL, why="was stopped", state="stopped")
 
     def close(self, *, remove: bool = False, shipped: bool = False) -> None:
         """``remove``: delete the replica of the job, but no file that the cell wrote, unless it was ``shipped``."""

@@ -6,13 +6,11 @@ time of the processor or data that is read and written, of a rank that does not 
 
 from __future__ import annotations
 
-import contextlib
-import os
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from ..protocol.disk import open_plain
+from ..protocol.disk import read_records, size_of
 from ..protocol.paths import NodePaths
 
 MEASURED = 3
@@ -65,11 +63,11 @@ class Progress:
 
     def look(self, ranks: Iterable[int], now: float) -> list[Quiet]:
         """How long each of ``ranks`` has made no progress, and has not even worked."""
-        tally = self._tally()
+        tally = read_records(self._files.tally, 8, self._ranks)
         found = []
         for rank in ranks:
             sign = self._signs.setdefault(rank, _Sign(now, now))
-            marks = (tally.get(rank, 0), *self._sizes(rank))
+            marks = (int.from_bytes(tally.get(rank, b""), "little"), *self._sizes(rank))
             if marks != sign.marks:
                 sign.marks, sign.progress, sign.work = marks, now, now
             if not sign.waits and sign.may_work(now):
@@ -77,23 +75,7 @@ class Progress:
             found.append((rank, now - sign.progress, now - max(sign.progress, sign.work)))
         return found
 
-    def _tally(self) -> dict[int, int]:
-        """What ranks count themselves, eight bytes each in order of local rank."""
-        with contextlib.suppress(OSError):
-            with open_plain(self._files.tally) as file:
-                data = file.read(8 * len(self._ranks))
-            pieces = (data[start : start + 8] for start in range(0, 8 * len(self._ranks), 8))
-            return {rank: int.from_bytes(piece, "little") for rank, piece in zip(self._ranks, pieces, strict=True)}
-        return {}
-
     def _sizes(self, rank: int) -> list[int]:
         """The sizes of what the rank writes."""
         files = self._files
-        return [_size(path) for path in (files.out(rank), files.err(rank), files.metrics(rank), files.display(rank))]
-
-
-def _size(path: os.PathLike[str]) -> int:
-    try:
-        return os.stat(path).st_size
-    except OSError:
-        return 0
+        return [size_of(path) for path in (files.out(rank), files.err(rank), files.metrics(rank), files.display(rank))]

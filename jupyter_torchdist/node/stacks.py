@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from ..protocol.disk import read_plain
+from ..protocol.disk import read_plain, size_of
 from ..protocol.paths import NodePaths
 from ..protocol.process import STACKS_SIGNAL, ProcessId, handles
 from ..usercode.frames import OURS
@@ -79,7 +79,7 @@ class Stacks:
 
         ``turn`` calls ``told`` with the stacks. Without an answer the text is empty.
         """
-        begin = self._size(rank)
+        begin = size_of(self._files.stacks(rank))
         self._asked[rank] = _Asked(process, told, now + WRITING, begin, begin)
         touch(self._files.stacks(rank))
 
@@ -102,17 +102,11 @@ class Stacks:
             else:
                 asked.workers.append(text)
             if asked.left:
-                asked.begin, asked.until = self._size(rank), now + _WORKER_WRITING
+                asked.begin, asked.until = size_of(self._files.stacks(rank)), now + _WORKER_WRITING
                 ProcessId.of(asked.left.pop(0)).signal(STACKS_SIGNAL)
             else:
                 del self._asked[rank]
-                asked.told(Stack(asked.text, asked.first, self._size(rank), tuple(asked.workers)))
-
-    def _size(self, rank: int) -> int:
-        try:
-            return self._files.stacks(rank).stat().st_size
-        except OSError:
-            return 0
+                asked.told(Stack(asked.text, asked.first, size_of(self._files.stacks(rank)), tuple(asked.workers)))
 
     def _text(self, rank: int, begin: int) -> str:
         try:

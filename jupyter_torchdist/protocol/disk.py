@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import os
 import stat
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -33,6 +35,32 @@ def read_plain(path: Path) -> bytes:
     """The whole content of a plain file. Raises ``OSError``."""
     with open_plain(path) as file:
         return file.read()
+
+
+def size_of(path: Path | str) -> int:
+    """In bytes; 0 for a file that is not there."""
+    try:
+        return os.stat(path).st_size
+    except OSError:
+        return 0
+
+
+def write_record(path: Path, size: int, place: int, data: bytes) -> None:
+    """Write the record with number ``place`` of a file with ``size`` bytes for each; nothing where the disk is full."""
+    with contextlib.suppress(OSError):
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            os.pwrite(fd, data, size * place)
+        finally:
+            os.close(fd)
+
+
+def read_records(path: Path, size: int, ranks: Sequence[int]) -> dict[int, bytes]:
+    """The record of each of ``ranks``, in their order in the file; shorter, or none, where the file ends before."""
+    with contextlib.suppress(OSError), open_plain(path) as file:
+        data = file.read(size * len(ranks))
+        return {rank: data[size * place : size * (place + 1)] for place, rank in enumerate(ranks)}
+    return {}
 
 
 def status_of(path: Path) -> os.statvfs_result:

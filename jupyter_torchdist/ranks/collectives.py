@@ -10,13 +10,13 @@ events only when a rank waits:
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+from ..protocol.disk import write_record
 from ..protocol.paths import NodePaths
 from .eventfile import EventFile
 from .streams import flight, pace
@@ -179,18 +179,13 @@ class Tally:
     """
 
     def __init__(self, path: Path, local_rank: int) -> None:
-        self._path, self._offset, self._noted = path, 8 * local_rank, 0
+        self._path, self._local_rank, self._noted = path, local_rank, 0
 
     def note(self, count: int) -> None:
         if count == self._noted:
             return
         self._noted = count
-        with contextlib.suppress(OSError):  # the disk is full: other signs of progress are left
-            fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            try:
-                os.pwrite(fd, count.to_bytes(8, "little"), self._offset)
-            finally:
-                os.close(fd)
+        write_record(self._path, 8, self._local_rank, count.to_bytes(8, "little"))
 
 
 def _sleeps_at() -> str:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from ..feed.status import sum_of
 from ..protocol import codec
-from ..protocol.disk import open_plain
+from ..protocol.disk import open_plain, size_of
 from ..protocol.feed import Progress
 from ..protocol.paths import JobPaths
 from ..store import metrics
@@ -60,7 +59,7 @@ class Glance:
         """Read what is new."""
         files = metrics.files(self._paths)
         for rank in sorted(files)[:LOOKED_AT]:
-            size = _size(files[rank])
+            size = size_of(files[rank])
             if size == self._sizes.get(rank, 0):
                 continue
             self._sizes[rank] = size
@@ -186,10 +185,3 @@ def _record(line: bytes) -> metrics.Record:
     except ValueError:
         return {}
     return record if isinstance(record, dict) else {}
-
-
-def _size(path: Path) -> int:
-    try:
-        return os.stat(path).st_size
-    except OSError:
-        return 0

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..protocol import feed
-from ..protocol.disk import open_plain
+from ..protocol.disk import open_plain, size_of
 from ..protocol.feed import LINE_LIMIT
 from ..protocol.paths import JobPaths
 from . import logs
@@ -42,10 +42,7 @@ class Log:
 
     def size(self) -> int:
         """Size in bytes; 0 if the file is gone."""
-        try:
-            return os.stat(self.path).st_size
-        except OSError:
-            return 0
+        return size_of(self.path)
 
     def read(self, start: int, end: int) -> bytes:
         """Bytes ``start`` to ``end``, as far as they exist."""

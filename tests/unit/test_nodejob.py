@@ -213,17 +213,17 @@ def test_the_launcher_is_killed(tree: Tree) -> None:
 
 def test_a_process_hears_sigterm_once(tree: Tree, tmp_path: Path) -> None:
     """A handler that saves a checkpoint must not be called every few milliseconds."""
-    heard = tmp_path / "heard"
+    heard, ready = tmp_path / "heard", tmp_path / "ready"
     program = f"""
 def parent(events):
     fd = os.open({str(heard)!r}, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     signal.signal(signal.SIGTERM, lambda *_: os.write(fd, b"x"))
-    events.write("rank.ready")
+    open({str(ready)!r}, "w").close()
     sleep()
 begin(); rank(0, parent); sleep()"""
     job = tree.job((0,))
     launcher = tree.launch(program)
-    follow(job, lambda: job.ready == {0})
+    follow(job, lambda: job.processes.keys() == {0} and ready.exists())
     launcher.kill()
     launcher.wait()
     ended(job)
@@ -505,16 +505,16 @@ def test_ranks_that_neither_write_nor_compute_make_no_progress(tree: Tree) -> No
 
 
 def test_an_interrupt_goes_to_ranks_and_not_to_their_launcher(tree: Tree, tmp_path: Path) -> None:
-    heard = tmp_path / "heard"
+    heard, ready = tmp_path / "heard", tmp_path / "ready"
     job = tree.job((0,))
     tree.launch(f"""
 def listening(events):
     signal.signal(signal.SIGINT, lambda *_: open({str(heard)!r}, "w").close())
-    events.write("rank.ready")
+    open({str(ready)!r}, "w").close()
     sleep()
 signal.signal(signal.SIGINT, signal.default_int_handler)
 begin(); rank(0, listening); sleep()""")
-    follow(job, lambda: job.ready == {0})
+    follow(job, lambda: job.processes.keys() == {0} and ready.exists())
     job.signal(signal.SIGINT)
     assert wait_until(heard.exists, 10)
     assert job.launcher is not None and job.launcher.alive()

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from ...protocol import codec
-from ...protocol.disk import open_plain
+from ...protocol.disk import open_plain, size_of
 from ...protocol.events import Profiled, ProfileRequest
 from ...protocol.paths import NodePaths, is_safe
 from ...torch_private import profiler as kineto
@@ -64,7 +64,7 @@ class Profiling:
         self._lock = threading.Lock()
         self._run: _Run | None = None
         self._pid = os.getpid()
-        self._read = _size(self.requests)
+        self._read = size_of(self.requests)
         self._over = False
 
     def heard(self) -> None:
@@ -187,15 +187,15 @@ class Profiling:
 
     def _publish(self, run: _Run, why: str) -> dict[str, Any]:
         origin = run.marks[0] // 1000
-        with tempfile.TemporaryDirectory(prefix="torchdist-profile-") as folder:
-            kineto.stopped(run.profiler, str(Path(folder, "trace.json")))
-            events = timeline.read(Path(folder, "trace.json"), origin)
         ends = [(mark - 1000 * origin) / 1000 for mark in run.marks]
         marks = ends[1:] if len(ends) > 2 else ends
         steps = len(marks) - 1
         why = why or f"no more ended within {run.asked.within:g} s"
-        if steps < 1:
-            return {"problem": why}
+        with tempfile.TemporaryDirectory(prefix="torchdist-profile-") as folder:
+            kineto.stopped(run.profiler, str(Path(folder, "trace.json")))
+            if steps < 1:
+                return {"problem": why}
+            events = timeline.read(Path(folder, "trace.json"), origin)
         spent = shares.shares(events, (marks[0], marks[-1]), run.native)
         unit = UNITS[run.unit[0] if run.unit else 0]
         size = timeline.write(self._files.profile(self._rank, run.asked.id), events, ends, unit)
@@ -212,10 +212,3 @@ def _settle() -> None:
     """Wait for the GPU, so that what it does belongs to the steps that asked for it."""
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         torch.cuda.synchronize()
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import platform
 import sys
 import threading
 from collections import Counter, deque
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ...protocol import codec
-from ...protocol.disk import open_plain
+from ...protocol.disk import read_records, write_record
 from ...protocol.gauges import PLACE, Gauges
 from ...usercode.frames import OURS, is_users
 from ...usercode.stacks import LOADER
@@ -36,7 +35,7 @@ _EVERY = 8
 FUTEX, _RECEIVES, _READS = {
     "x86_64": ("202", frozenset(("45", "47", "7", "271", "42")), "0"),
     "aarch64": ("98", frozenset(("207", "212", "73", "203")), "63"),
-}.get(platform.machine(), ("", frozenset[str](), ""))
+}.get(os.uname().machine, ("", frozenset[str](), ""))
 """Numbers of system calls: futex(2), in which a thread waits for other threads; recvfrom, recvmsg, poll, ppoll and
 connect; read."""
 
@@ -45,7 +44,7 @@ class Pace:
     """Of this process's main thread. ``under_way``: whether a collective is; None if that cannot be known (NCCL)."""
 
     def __init__(self, path: Path, local_rank: int, under_way: Callable[[], bool | None]) -> None:
-        self._path, self._offset, self._under_way = path, RECORD * local_rank, under_way
+        self._path, self._local_rank, self._under_way = path, local_rank, under_way
         self._looks: deque[tuple[str, str]] = deque(maxlen=KEPT)
         self._count = 0
         self._knows = True
@@ -86,23 +85,16 @@ class Pace:
 
     def _write(self) -> None:
         text = codec.dumps(self.shares()).encode("ascii")
-        with contextlib.suppress(OSError):  # the disk is full: nobody learns what this rank does
-            fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            try:
-                os.pwrite(fd, text.ljust(RECORD)[:RECORD] if len(text) <= RECORD else b" " * RECORD, self._offset)
-            finally:
-                os.close(fd)
+        write_record(self._path, RECORD, self._local_rank, (text if len(text) <= RECORD else b"").ljust(RECORD))
 
 
 def read(path: Path, ranks: Sequence[int]) -> dict[int, dict[str, Any]]:
     """By rank, those fields of ``Gauges``. User code can write into the file: what is malformed is left out."""
     found: dict[int, dict[str, Any]] = {}
-    with contextlib.suppress(OSError), open_plain(path) as file:
-        data = file.read(RECORD * len(ranks))
-        for at, rank in enumerate(ranks):
-            with contextlib.suppress(ValueError, AttributeError, RecursionError):
-                told = Gauges.from_json(codec.loads(data[RECORD * at : RECORD * (at + 1)].strip()))
-                found[rank] = {name: getattr(told, name) for name in ("looks", "waits", "loads", "network", "place")}
+    for rank, record in read_records(path, RECORD, ranks).items():
+        with contextlib.suppress(ValueError, AttributeError, RecursionError):
+            told = Gauges.from_json(codec.loads(record.strip()))
+            found[rank] = {name: getattr(told, name) for name in ("looks", "waits", "loads", "network", "place")}
     return found
 
 

@@ -8,6 +8,7 @@ import { facts, table } from './table';
 import { trans } from './translate';
 
 export class CommunicationTab {
+  private plan: Plan | null = null;
   private shown = '';
   private visible = false;
 
@@ -29,12 +30,16 @@ export class CommunicationTab {
   }
 
   private draw(): void {
-    const plan = this.session.hello?.plan ?? null;
-    const findings = this.session.status?.findings ?? [];
-    const key = JSON.stringify([plan, findings]);
-    if (!this.visible || key === this.shown) {
+    if (!this.visible) {
       return;
     }
+    const plan = this.session.hello?.plan ?? null;
+    const findings = this.session.status?.findings ?? [];
+    const key = JSON.stringify(findings);
+    if (plan === this.plan && key === this.shown) {
+      return;
+    }
+    this.plan = plan;
     this.shown = key;
     const late = findings.length > 0 ? [stragglers(findings)] : [];
     this.element.replaceChildren(make('div.td-page', {}, ...late, ...(plan ? planned(plan) : []), ask()));

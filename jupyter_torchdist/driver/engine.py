@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +12,7 @@ from ..launchers.base import ENDED, QUEUED, RUNNING, EngineState, Launcher, Subm
 from ..protocol.errors import LaunchError
 from ..protocol.events import Event
 from ..protocol.plan import Plan
+from ..protocol.spec import JobSpec
 from .links import Link
 
 LOOK_SECONDS = 1.0
@@ -99,3 +100,9 @@ class Engine:
                 submission.cancel()
             except Exception as error:  # noqa: BLE001  # foreign code; the job's end must be written anyway
                 self._say("job.note", text=f"the launcher could not remove the job, so look for it there: {error}")
+
+
+def begun(spec: JobSpec, submitted: Iterable[Event]) -> float:
+    """When the job's time began, in seconds since the epoch: at its submission, with ``--wait`` at its turn."""
+    turns = [event.t for event in submitted if spec.options.wait and event.data.get("state") == RUNNING]
+    return max([spec.created, *turns])

@@ -196,10 +196,10 @@ def _grace(plan: Plan, state: JobState, standing: AttemptStatus, now: float) -> 
         return 0.0
     if standing.terminate or standing.expired:
         return plan.grace
-    if standing.lost or (_ends_stalled(state) and not _begun(state)):
+    if standing.lost:
         return STOP_GRACE
     if _ends_stalled(state):
-        return plan.grace
+        return plan.grace if _begun(state) else STOP_GRACE
     if _fell_short(plan, state, standing):  # the other nodes cannot go on without it
         return STOP_GRACE
     if standing.interrupts or standing.timed_out:

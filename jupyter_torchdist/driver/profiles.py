@@ -8,10 +8,9 @@ from ..protocol.events import ProfileRequest
 from .links import Link
 
 
-def ask(links: Iterable[Link], request: ProfileRequest | None, say: Callable[..., None]) -> None:
+def ask(links: Iterable[Link], request: ProfileRequest, say: Callable[..., None]) -> None:
     """Have every rank profile its next steps. The journal gets what is known of the nodes' clocks."""
-    for link in links if request is not None else ():
+    for link in links:
         if link.clock is not None and not link.shared:
             say("node.clock", node=link.node.name, **vars(link.clock))
-        assert request is not None
         link.ask_profile(request)

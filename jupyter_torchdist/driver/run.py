@@ -25,7 +25,7 @@ from ..store import journal, liveness
 from ..store.files import publish_json
 from ..store.jobdir import read_manifest, read_plan, read_spec, taken_requests
 from . import clocks, findings, policy, profiles
-from .engine import Engine
+from .engine import Engine, begun
 from .links import Link
 from .linkselector import LinkSelector
 from .stages import Stages
@@ -74,7 +74,7 @@ class Driver:
         self._links: list[Link] = []
         self._ears = LinkSelector()
         self._beat = float("-inf")
-        self._deadline = self._deadline_of(self._plan.timeout)
+        self._deadline = self._deadline_from(begun(self._spec, self._submitted))
         self._attempt = max(1, self._state.attempt)
         self._endpoint: tuple[str, int] | None = None
 
@@ -85,10 +85,9 @@ class Driver:
         if event.kind in ("job.launched", "job.engine"):
             self._submitted.append(event)
 
-    def _deadline_of(self, timeout: float | None) -> float:
+    def _deadline_from(self, begun: float) -> float:
         """The deadline on the monotonic clock, because the wall clock may be changed while the job runs."""
-        elapsed = max(0.0, time.time() - self._spec.created)
-        return time.monotonic() + (timeout or float("inf")) - elapsed
+        return time.monotonic() + (self._plan.timeout or float("inf")) - max(0.0, time.time() - begun)
 
     # -- beginning
 
@@ -150,7 +149,7 @@ class Driver:
         before, self._plan = self._plan, self._engine.with_gpus(self._plan)
         if took := before != self._plan:
             publish_json(self._paths.plan, self._plan.to_json())
-            self._deadline = time.monotonic() + (self._plan.timeout or float("inf"))
+            self._deadline = self._deadline_from(time.time())
         return took
 
     def _start(self, link: Link) -> None:
@@ -370,7 +369,8 @@ class Driver:
     def _take_requests(self) -> None:
         for asked in taken_requests(self._paths):
             self._standing = policy.asked(self._standing, asked.kind)
-            profiles.ask(self._links, asked.profile, self._say)
+            if asked.profile is not None:
+                profiles.ask(self._links, asked.profile, self._say)
 
     # -- the journal
 

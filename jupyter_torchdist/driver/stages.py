@@ -18,11 +18,11 @@ class Stages:
         self._last = ""
 
     def look(self, links: Sequence[Link], state: JobState) -> None:
-        if state.state != "starting" or all(link.shared for link in links):
+        if state.state != "starting" or state.queued or all(link.shared for link in links):
             return
-        if not state.stages:  # the hosts were asked before there was a job
+        if not state.stages and self._plan.asked:  # the hosts were asked before there was a job
             hosts = first_few(node.called for node in self._plan.nodes)
-            self._say("job.stage", text=f"asking {hosts}", seconds=max(self._plan.asked, 0.001))
+            self._say("job.stage", text=f"asking {hosts}", seconds=self._plan.asked)
         stage, text = self._now(links, state)
         if stage != self._last:
             self._last = stage
@@ -35,6 +35,6 @@ class Stages:
         if waiting := [link for link in links if link.to_send]:
             total = sum(link.to_send or 0 for link in waiting)
             return "send", f"sending {size(total)} to {first_few(link.node.called for link in waiting)}"
-        if absent := [node.called for node in self._plan.nodes if not state.ranks.keys() & set(node.ranks)]:
+        if absent := [link.node.called for link in links if not state.ranks.keys() & set(link.node.ranks)]:
             return "python", f"starting Python on {first_few(absent)}"
         return "meet", "the ranks meet"

@@ -47,9 +47,11 @@ class Trackers:
                 self._starts[name] = self._starts.get(name, 0) + 1
                 with contextlib.suppress(OSError, StoreError):  # its absence is said where the run is shown
                     self._processes[name] = start(self._paths, name, self._environ, self._directory)
+        if now - self._measured < MEASURE_SECONDS:
+            return
         before = self._gauges.latest
         self._gauges.look()
-        if self._gauges.latest is not before and now - self._measured >= MEASURE_SECONDS:
+        if self._gauges.latest is not before:
             self._measured = now
             with contextlib.suppress(OSError):
                 append(self._paths, self._gauges.latest, time.time())

@@ -8,6 +8,7 @@ from typing import Any
 
 from ..protocol.errors import ResourceError
 from ..protocol.spec import Options
+from ..views.wording import count
 
 
 @dataclass(frozen=True)
@@ -41,12 +42,8 @@ def check_gpus(options: Options, nodes: Sequence[Node], where: str, remedy: str)
     if not have:
         raise ResourceError(f"the nodes of {where} have no GPUs", f"{remedy}, or --ranks N for CPU ranks")
     if options.gpus is not None and options.gpus > have:
-        each = f"{nodes[0].gpus} each" if len(nodes) > 1 else str(nodes[0].gpus)
+        each = f"have {nodes[0].gpus} each" if len(nodes) > 1 else f"has {nodes[0].gpus}"
         raise ResourceError(
-            f"--gpus {options.gpus}: {in_words(len(nodes))} of {where} {'have' if len(nodes) > 1 else 'has'} {each}",
+            f"--gpus {options.gpus}: {count(len(nodes), 'node')} of {where} {each}",
             f"--gpus {have}, or --nodes {-(-options.gpus // max(1, nodes[0].gpus))}",
         )
-
-
-def in_words(count: int) -> str:
-    return f"{count} node" if count == 1 else f"{count} nodes"

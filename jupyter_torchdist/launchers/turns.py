@@ -17,7 +17,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..planning.topology import free_of, occupants
 from ..protocol import codec
 from ..protocol.paths import is_safe, queue_dir
 from ..protocol.plan import Gpu
@@ -141,6 +140,8 @@ def ahead(job: str, gpus: Sequence[str], among: Sequence[Ticket]) -> list[Ticket
 
 def turn(job: str, present: Sequence[Gpu]) -> Turn | None:
     """Whether it is the job's turn on the machine's GPUs; None if the job has no place any more."""
+    from ..planning.topology import free_of, occupants  # only a job that waits needs it
+
     known = tickets()
     asked = next((ticket.asked for ticket in known if ticket.asked.job == job), None)
     if asked is None:

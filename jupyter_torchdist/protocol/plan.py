@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from .strategy import StrategyPlan
@@ -42,6 +43,12 @@ def open_gpu(index: int, kind: str = "gpu") -> Gpu:
 def is_open(gpu: str) -> bool:
     """Whether the UUID is one of ``open_gpu``."""
     return gpu.startswith(_OPEN)
+
+
+def open_kind(gpus: Iterable[str]) -> str:
+    """The one kind of the open GPUs with these UUIDs; empty if the engine did not name it, or there are several."""
+    kinds = {gpu.removeprefix(_OPEN).rpartition("-")[0] for gpu in gpus if is_open(gpu)}
+    return kinds.pop() if len(kinds) == 1 and kinds != {"gpu"} else ""
 
 
 @dataclass(frozen=True)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from jupyter_torchdist.driver.engine import Engine
+from jupyter_torchdist.driver.engine import Engine, begun
 from jupyter_torchdist.protocol.events import Event
+from jupyter_torchdist.protocol.spec import parse_options
 from jupyter_torchdist.protocol.state import fold
 from jupyter_torchdist.testing import FAKE_ENGINE, FakeLauncher, FakeSubmission, a_plan, a_spec
 
@@ -53,3 +55,12 @@ def test_a_submission_that_cannot_be_taken_back_is_noted(tmp_path: Path, monkeyp
     (kind, data), *_ = said
     assert kind == "job.note"
     assert data["text"] == "the launcher could not remove the job, so look for it there: scancel: no such job"
+
+
+@pytest.mark.parametrize(("line", "since"), [("--ranks 1 --wait", 7.0), ("--ranks 1", 1.0)])
+def test_the_time_of_a_job_that_waited_for_its_turn_begins_with_it(line: str, since: float) -> None:
+    """Also for a driver that takes the job up: the time in the queue is not in ``--timeout``."""
+    spec = replace(a_spec(), options=parse_options(line), created=1.0)
+    events = [Event("job.engine", 2.0, data={"state": "queued"}), Event("job.engine", 7.0, data={"state": "running"})]
+    assert begun(spec, events) == since
+    assert begun(spec, events[:1]) == 1.0

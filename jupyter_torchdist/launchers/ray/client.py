@@ -19,6 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ...views.wording import count
 from ..base import ENDED, QUEUED, RUNNING
 from . import actor
 
@@ -186,9 +187,8 @@ class _Client:
         """Why the group waits."""
         free = self._ray.available_resources()
         wanted = ", ".join(dict.fromkeys(in_words(bundle) for bundle in self._bundles))
-        nodes = len(self._bundles)
         return (
-            f"waiting for {nodes} node{'s' if nodes > 1 else ''} with {wanted} each; free in the whole cluster: "
+            f"waiting for {count(len(self._bundles), 'node')} with {wanted} each; free in the whole cluster: "
             f"{in_words({'CPU': free.get('CPU', 0), 'GPU': free.get('GPU', 0)})}"
         )
 
@@ -200,14 +200,16 @@ class _Client:
         target = self._nodes[node]
         try:
             if target is None:
-                raise ConnectionError("its actor has died")
+                raise RuntimeError("its actor has died")
             self._ray.get(target.open.remote(name, command))
             threading.Thread(target=self._send, args=(link, target, name), daemon=True).start()
             while (data := self._ray.get(target.read.remote(name))) is not None:
-                link.sendall(data)
+                try:
+                    link.sendall(data)
+                except OSError:  # the driver closed it
+                    target.close.remote(name)
+                    return
             os.write(words, self._ray.get(target.close.remote(name)))
-        except OSError:  # the driver closed it
-            target.close.remote(name)
         except Exception as error:  # noqa: BLE001  # told to the driver
             os.write(words, brief(error).encode())
         finally:

@@ -15,9 +15,10 @@ from typing import Any
 from ...protocol.errors import LaunchError, OptionError, ResourceError
 from ...protocol.hosts import settings_of_all
 from ...protocol.options.launcher import launcher_values
-from ...protocol.plan import Inventory, Plan, is_open, open_gpu
+from ...protocol.plan import Inventory, Plan, open_gpu, open_kind
 from ...protocol.spec import Options
-from ..nodes import Node, check_gpus, cores_asked_for, in_words
+from ...views.wording import count
+from ..nodes import Node, check_gpus, cores_asked_for
 from .submission import CLIENT, RaySubmission, environ
 
 PROBE_SECONDS = 60.0
@@ -42,18 +43,18 @@ class RayLauncher:
         nodes = sorted((_node(one, options.gpu_type) for one in cluster["nodes"]), key=lambda node: -node.gpus)
         kinds = sorted({one["kind"] for one in cluster["nodes"] if one["gpus"]})
         where = f"the Ray cluster at {cluster['address']}"
-        count = options.nodes or 1
-        if count > len(nodes):
+        wanted = options.nodes or 1
+        if wanted > len(nodes):
             raise ResourceError(
-                f"--nodes {count}: {where} has {in_words(len(nodes))}",
+                f"--nodes {wanted}: {where} has {count(len(nodes), 'node')}",
                 f"--nodes {len(nodes)}" if nodes else "add one with `ray start --address=…`",
             )
-        if wrong := next((node for node in nodes[:count] if node.cores < values.get("cpus", 1)), None):
+        if wrong := next((node for node in nodes[:wanted] if node.cores < values.get("cpus", 1)), None):
             raise ResourceError(
                 f"-O cpus={values['cpus']}: node {wrong.name} of {where} has {wrong.cores} CPUs",
                 f"-O cpus={wrong.cores}, or more nodes with --nodes",
             )
-        nodes = nodes[:count]
+        nodes = nodes[:wanted]
         if options.gpu_type is not None and not any(node.gpus for node in nodes):
             raise ResourceError(
                 f"no node of {where} has a GPU {options.gpu_type}: {', '.join(kinds) or 'none has a GPU'}",
@@ -63,7 +64,7 @@ class RayLauncher:
         return tuple(
             Inventory(
                 host="",
-                cores=cores_asked_for(node, options, values, count),
+                cores=cores_asked_for(node, options, values, wanted),
                 memory=0,
                 gpus=tuple(open_gpu(index, node.kind) for index in range(node.gpus)),
                 numactl=True,
@@ -75,8 +76,8 @@ class RayLauncher:
         )
 
     def planned(self, plan: Plan, options: Options, inventories: Sequence[Inventory]) -> Plan:
-        kinds = {gpu.split("-", 1)[1].rpartition("-")[0] for node in plan.nodes for gpu in node.gpus if is_open(gpu)}
-        kind = {f"accelerator_type:{kinds.pop()}": 0.001} if len(kinds) == 1 and kinds != {"gpu"} else {}
+        named = open_kind(gpu for node in plan.nodes for gpu in node.gpus)
+        kind = {f"accelerator_type:{named}": 0.001} if named else {}
         bundles = [
             {"CPU": inventory.cores, **({"GPU": len(node.gpus), **kind} if node.gpus else {})}
             for node, inventory in zip(plan.nodes, inventories, strict=True)

@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Mapping
 
 from ...protocol.errors import LaunchError
 
@@ -35,11 +34,6 @@ def environ() -> dict[str, str]:
         for name, value in os.environ.items()
         if not name.startswith(("SLURM_", "TORCHDIST_", "JPY_")) or name == "SLURM_CONF"
     }
-
-
-def inherited() -> Mapping[str, str]:
-    """The environment in which an allocation may have started this process."""
-    return os.environ
 
 
 def run(*command: str, text: str = "") -> str:

@@ -12,7 +12,8 @@ from ...protocol.hosts import settings_of_all
 from ...protocol.options.launcher import launcher_values
 from ...protocol.plan import Inventory, Plan, open_gpu
 from ...protocol.spec import Options
-from ..nodes import Node, check_gpus, cores_asked_for, in_words
+from ...views.wording import count
+from ..nodes import Node, check_gpus, cores_asked_for
 from . import commands
 from .script import batch_script, job_name, step_command
 from .submission import SlurmSubmission, StepSubmission, expanded
@@ -46,28 +47,28 @@ class SlurmLauncher:
         allocation = _allocation(values, environ)
         nodes = _of_allocation(allocation) if allocation else _of_partition(values, options)
         where = f"allocation {allocation}" if allocation else _partition(values)
-        count = options.nodes or (len(nodes) if allocation else 1)
-        if count > len(nodes):
-            raise ResourceError(f"--nodes {count}: {where} has {in_words(len(nodes))}", f"--nodes {len(nodes)}")
-        nodes = nodes[:count]
+        wanted = options.nodes or (len(nodes) if allocation else 1)
+        if wanted > len(nodes):
+            raise ResourceError(f"--nodes {wanted}: {where} has {count(len(nodes), 'node')}", f"--nodes {len(nodes)}")
+        nodes = nodes[:wanted]
         _check_gpus(options, nodes, where)
         return tuple(
             Inventory(
                 host=node.name if allocation else "",
-                cores=node.cores if allocation else cores_asked_for(node, options, values, count),
+                cores=node.cores if allocation else cores_asked_for(node, options, values, wanted),
                 memory=0,
                 gpus=tuple(open_gpu(index, node.kind) for index in range(node.gpus)),
                 numactl=True,  # nothing is known of them yet
                 addresses=("",),
                 reach=settings_of_all(options.host_option),
+                allocation=allocation,
             )
             for node in nodes
         )
 
     def planned(self, plan: Plan, options: Options, inventories: Sequence[Inventory]) -> Plan:
         cpus = max(inventory.cores for inventory in inventories)
-        if inventories[0].host:
-            allocation = _allocation(launcher_values(options), commands.inherited())
+        if allocation := inventories[0].allocation:
             return replace(plan, allocation=allocation, request=step_command(plan, allocation, cpus))
         plan = replace(plan, request=batch_script(plan, options, cpus))
         _send(plan.request, "--test-only")

@@ -6,7 +6,7 @@ import shlex
 from typing import Any
 
 from ...protocol.options.launcher import SLURM, launcher_values
-from ...protocol.plan import Plan, is_open
+from ...protocol.plan import Plan, open_kind
 from ...protocol.spec import Options
 
 WARNING_SECONDS = 30
@@ -113,7 +113,6 @@ def written_time(seconds: int) -> str:
 
 def _gpus(plan: Plan) -> dict[str, str]:
     """As many GPUs on each node as the fullest one needs, of the kind that the plan names."""
-    kinds = {gpu.split("-", 1)[1].rpartition("-")[0] for node in plan.nodes for gpu in node.gpus if is_open(gpu)}
+    kind = open_kind(gpu for node in plan.nodes for gpu in node.gpus)
     most = max(len(node.gpus) for node in plan.nodes)
-    kind = f"{kinds.pop()}:" if len(kinds) == 1 and kinds != {"gpu"} else ""
-    return {"gpus-per-node": f"{kind}{most}"} if most else {}
+    return {"gpus-per-node": f"{kind}:{most}" if kind else str(most)} if most else {}

@@ -185,7 +185,7 @@ class StepSubmission(SlurmSubmission):
         return cls(plan, step)
 
     def _asking(self) -> Question:
-        return Question("squeue", "--noheader", "--steps", f"--jobs={self._job}", "-o", "%i|%j")
+        return Question(*_asks_for_steps(self._job))
 
     @property
     def token(self) -> dict[str, Any]:
@@ -218,9 +218,13 @@ def _directory(plan: Plan, step: str) -> str:
     return f"{SLURM}-{plan.allocation}-{step.rpartition('-')[2]}"
 
 
+def _asks_for_steps(job: str) -> tuple[str, ...]:
+    return "squeue", "--noheader", "--steps", f"--jobs={job}", "-o", "%i|%j"
+
+
 def _steps(job: str) -> list[tuple[str, str]]:
     """Number and name of the steps of an allocation."""
-    said = commands.run("squeue", "--noheader", "--steps", f"--jobs={job}", "-o", "%i|%j")
+    said = commands.run(*_asks_for_steps(job))
     return [(number, name) for number, _, name in (line.partition("|") for line in said.splitlines())]
 
 

@@ -6,7 +6,6 @@ Their names, parameters and docstrings are what an assistant reads.
 from __future__ import annotations
 
 import os
-import pwd
 import time
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import replace
@@ -23,7 +22,7 @@ from ..feed.curveindex import CurveIndex
 from ..protocol.errors import UserError
 from ..protocol.feed import CurvesAsked, SearchAsked
 from ..protocol.gauges import Gauges
-from ..protocol.typed import decode
+from ..protocol.paths import user_name
 from ..store import catalog, gauges, segments
 from ..store.cache import JobSummary
 from ..store.logs import decode as text_of
@@ -75,10 +74,7 @@ def jobs(state: str = "", first: int = 0, count: int = 20) -> JobList:
     """List jobs, newest first. `state` keeps one state, such as running or failed. At most 50 at once."""
     found = [job for job in catalog.jobs() if state in ("", job.state)]
     shown, rest = part(found, first, count, "jobs")
-    rows = (
-        replace(job, label=cut(job.label, LINE), reason=cut(job.reason, LINE), gpus=job.gpus[:FEW]) for job in shown
-    )
-    return JobList(tuple(rows), len(found), rest)
+    return JobList(tuple(map(_short, shown)), len(found), rest)
 
 
 def _short(job: JobSummary) -> JobSummary:
@@ -276,7 +272,8 @@ def doctor(hosts: str = "") -> Checks:
     """Check this machine, or `hosts` (names that ssh reaches, with commas between them). Takes up to a minute."""
     words = ["doctor", *([f"--hosts={hosts}"] if hosts else [])]
     (found,) = verbs.answers(parse.parse(words, "torchdist"))
-    return decode(Checks, found.to_json())
+    assert isinstance(found, Checks)
+    return found
 
 
 def cancel(job: str, kill: bool = False) -> Standing:
@@ -309,9 +306,7 @@ def _own(text: str) -> Job:
     paths = catalog.find(text)
     owner = paths.root.stat().st_uid
     if owner != os.getuid():
-        try:
-            whose = pwd.getpwuid(owner).pw_name
-        except KeyError:
-            whose = f"the user {owner}"
-        raise UserError(f"job {paths.job} belongs to {whose}", "ask about jobs of your own: `jobs` lists them")
+        raise UserError(
+            f"job {paths.job} belongs to {user_name(owner)}", "ask about jobs of your own: `jobs` lists them"
+        )
     return attach(paths.job)

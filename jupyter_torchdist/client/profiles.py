@@ -19,10 +19,12 @@ from ..protocol.events import Event, Profiled, ProfileRequest
 from ..protocol.state import RANK_ENDS, JobState
 from ..protocol.typed import Record
 from ..store import files
-from . import stacks
+from . import answers, stacks
 from .job import Job
 
 STEPS = 5
+_KIND = "rank.profiled"
+
 WITHIN = 60.0
 """Seconds in which the steps are to be done."""
 
@@ -75,10 +77,18 @@ def take(job: Job, steps: int = STEPS, within: float = WITHIN) -> Profile:
         raise UserError(f"no rank of job {job.id} runs its code yet", f"ask again when `%dist show {job.id}` says so")
     asked = ProfileRequest(secrets.token_hex(4), steps, within)
     job.ask_profile(asked)
-    answers = _answers(job, asked, state.seq)
-    silent = {rank for rank in _running(job.state) if rank not in answers}
-    places = {one.rank: one.place for one in stacks.of(job)} if silent and not job.state.final else {}
-    found = _profile(job, asked.id, answers, {rank: _silent(rank, asked, places) for rank in silent})
+    told = answers.of(job, _KIND, state.seq, within + WRITING, _running, lambda event: _told(event).id == asked.id)
+    silent = _running(job.state) - told.keys()
+    places: dict[int, str] = {}
+    if silent:
+        with contextlib.suppress(UserError):  # the job has ended meanwhile
+            places = {one.rank: one.place for one in stacks.of(job)}
+    found = _profile(
+        job,
+        asked.id,
+        {rank: _told(event) for rank, event in told.items()},
+        {rank: _silent(rank, asked, places) for rank in silent},
+    )
     problems = {one.problem for one in found.ranks}
     if not found.path and len(problems) == 1:
         problem = problems.pop()
@@ -88,12 +98,20 @@ def take(job: Job, steps: int = STEPS, within: float = WITHIN) -> Profile:
 
 
 def last(job: Job, least: int = 1) -> Profile | None:
-    """The latest profile of the job in which a rank has at least so many steps; None if there is none."""
+    """The latest profile that all ranks have answered, in which one has at least so many steps; None without one."""
+    if least and not any(any(job.paths.node(node.name).root.glob("rank-*.profile-*")) for node in job.plan.nodes):
+        return None  # nearly all jobs: their journal need not be read
     found: dict[str, dict[int, Profiled]] = {}
     for event in job.events():
-        if told := _told(event):
+        if event.kind == _KIND:
+            told = _told(event)
             found.setdefault(told.id, {})[event.rank or 0] = told
-    done = [name for name, answers in found.items() if any(one.steps >= least for one in answers.values())]
+    running = _running(job.state)
+    done = [
+        name
+        for name, told in found.items()
+        if not running - told.keys() and any(one.steps >= least for one in told.values())
+    ]
     return _profile(job, done[-1], found[done[-1]], {}) if done else None
 
 
@@ -101,19 +119,8 @@ def _running(state: JobState) -> set[int]:
     return {rank.rank for rank in state.ranks.values() if rank.ready and rank.state not in RANK_ENDS}
 
 
-def _told(event: Event) -> Profiled | None:
-    return Profiled.from_json(event.data["profile"]) if event.kind == "rank.profiled" else None
-
-
-def _answers(job: Job, asked: ProfileRequest, seq: int) -> dict[int, Profiled]:
-    until = time.monotonic() + asked.within + WRITING
-    while True:
-        told = [(event.rank or 0, _told(event)) for event in job.events() if event.seq > seq]
-        answers = {rank: one for rank, one in told if one is not None and one.id == asked.id}
-        if not _running(job.state) - answers.keys() or time.monotonic() > until:
-            return answers
-        job.revive()
-        time.sleep(0.05)
+def _told(event: Event) -> Profiled:
+    return Profiled.from_json(event.data["profile"])
 
 
 def _silent(rank: int, asked: ProfileRequest, places: Mapping[int, str]) -> str:
@@ -128,10 +135,10 @@ def _hint(job: Job, within: float) -> str:
     )
 
 
-def _profile(job: Job, name: str, answers: Mapping[int, Profiled], silent: Mapping[int, str]) -> Profile:
+def _profile(job: Job, name: str, profiled: Mapping[int, Profiled], silent: Mapping[int, str]) -> Profile:
     ranks = []
-    for rank in sorted({*answers, *silent}):
-        told = answers.get(rank)
+    for rank in sorted({*profiled, *silent}):
+        told = profiled.get(rank)
         ranks.append(RankProfile(rank, _name(job, rank), told, told.problem if told else silent[rank]))
     done = [one for one in ranks if one.told and one.told.steps]
     return Profile(job.id, name, tuple(ranks), str(_timeline(job, name, done)) if done else "")

@@ -10,6 +10,7 @@ from ..protocol.disk import open_plain
 from ..protocol.errors import UserError
 from ..protocol.events import Event
 from ..protocol.state import RANK_ENDS, JobState, RankState
+from . import answers
 from .job import Job
 
 PATIENCE = 10.0
@@ -47,26 +48,12 @@ def of(job: Job) -> list[RankStack]:
             f"no rank of job {job.id} has started yet{why}", f"ask again when `%dist show {job.id}` lists ranks"
         )
     job.ask_stacks()
-    answers = _answers(job, state.seq)
-    return [_stack(job, rank, answers.get(rank.rank)) for rank in sorted(alive, key=lambda rank: rank.rank)]
+    found = answers.of(job, "rank.place", state.seq, PATIENCE, lambda state: {rank.rank for rank in _alive(state)})
+    return [_stack(job, rank, found.get(rank.rank)) for rank in sorted(alive, key=lambda rank: rank.rank)]
 
 
 def _alive(state: JobState) -> list[RankState]:
     return [rank for rank in state.ranks.values() if rank.pid and rank.state not in RANK_ENDS]
-
-
-def _answers(job: Job, seq: int) -> dict[int, Event]:
-    """The answer of each rank, after the event ``seq``. Waits while a rank that is alive has not answered."""
-    until = time.monotonic() + PATIENCE
-    while True:
-        news = [event for event in job.events() if event.seq > seq and event.kind == "rank.place"]
-        answers = {event.rank: event for event in news if event.rank is not None}
-        state = job.state
-        missing = {rank.rank for rank in _alive(state)} - answers.keys()
-        if state.final or not missing or time.monotonic() > until:
-            return answers
-        job.revive()
-        time.sleep(0.05)
 
 
 def _stack(job: Job, rank: RankState, answer: Event | None) -> RankStack:

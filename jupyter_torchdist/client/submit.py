@@ -196,13 +196,13 @@ def rerun(which: str | Job, home: Home | None = None, pool: DriverPool | None = 
         for blob in earlier.manifest.blobs:
             blob_store(home).verify(blob)
         manifest = replace(earlier.manifest, job=spec.job)
-        plan = _planned_anew(earlier.plan, spec, home)
+        plan = _planned_anew(earlier.plan, spec, home, _inventories(spec.options))
         return launch_bundle(spec, manifest, plan, cwd or Path.cwd(), home, pool)
 
 
-def _planned_anew(earlier: Plan, spec: JobSpec, home: Home) -> Plan:
+def _planned_anew(earlier: Plan, spec: JobSpec, home: Home, inventories: Sequence[Inventory]) -> Plan:
     """A plan on GPUs that are free now. With as many ranks as before it keeps the strategy, which a capture chose."""
-    plan = _plan(spec, home, _inventories(spec.options))
+    plan = _plan(spec, home, inventories)
     return replace(plan, strategy=earlier.strategy) if plan.world_size == earlier.world_size else plan
 
 
@@ -217,8 +217,9 @@ def _free(spec: JobSpec, plan: Plan, home: Home, pool: DriverPool) -> Plan:
 
     With ``--replace``, jobs that hold the planned GPUs are ended first. With ``--wait`` the GPUs may be left open.
     """
+    inventories = _inventories(spec.options)
     if spec.options.launcher == LOCAL:
-        gpus = tuple(gpu.uuid for gpu in usable(spec.options, _inventories(spec.options)[0]))
+        gpus = tuple(gpu.uuid for gpu in usable(spec.options, inventories[0]))
         entered = turns.enter(turns.Asked(spec.job, plan.world_size, gpus, (os.getpid(),)))
         if spec.options.wait and not entered:
             raise ResourceError(
@@ -232,7 +233,8 @@ def _free(spec: JobSpec, plan: Plan, home: Home, pool: DriverPool) -> Plan:
                 earlier = attach_to(holder.paths, home, pool)
                 earlier.kill()
                 earlier.wait()
-    plan = _planned_anew(plan, spec, home)
+        inventories = _inventories(spec.options)
+    plan = _planned_anew(plan, spec, home, inventories)
     if not any(is_open(gpu) for node in plan.nodes for gpu in node.gpus):
         turns.grant(spec.job, plan.nodes[0].gpus)
     return plan

@@ -10,15 +10,15 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import pwd
 import stat
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..planning.topology import free_of, occupants
 from ..protocol import codec
-from ..protocol.paths import is_safe, queue_dir
+from ..protocol.paths import is_safe, queue_dir, user_name
 from ..protocol.plan import Gpu
 from ..protocol.typed import Record
 
@@ -63,10 +63,7 @@ class Ticket:
         """``20260102-030405-0a0b0c``, of another user ``20260102-030405-0a0b0c of alice``."""
         if self.user == os.getuid():
             return self.asked.job
-        try:
-            return f"{self.asked.job} of {pwd.getpwuid(self.user).pw_name}"
-        except KeyError:
-            return f"{self.asked.job} of the user {self.user}"
+        return f"{self.asked.job} of {user_name(self.user)}"
 
 
 @dataclass(frozen=True)
@@ -140,8 +137,6 @@ def ahead(job: str, gpus: Sequence[str], among: Sequence[Ticket]) -> list[Ticket
 
 def turn(job: str, present: Sequence[Gpu]) -> Turn | None:
     """Whether it is the job's turn on the machine's GPUs; None if the job has no place any more."""
-    from ..planning.topology import free_of, occupants  # only a job that waits needs it
-
     known = tickets()
     asked = next((ticket.asked for ticket in known if ticket.asked.job == job), None)
     if asked is None:

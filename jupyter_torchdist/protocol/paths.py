@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 import re
 import socket
 import sys
@@ -16,6 +17,14 @@ _SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 def is_safe(name: str) -> bool:
     """Whether ``name`` may be the name of one of our files."""
     return bool(_SAFE.fullmatch(name))
+
+
+def user_name(user: int) -> str:
+    """Of the user with this number: ``alice``, ``the user 1003``."""
+    try:
+        return pwd.getpwuid(user).pw_name
+    except KeyError:
+        return f"the user {user}"
 
 
 def safe_name(name: str) -> str:

@@ -104,7 +104,7 @@ class Delivery:
         over = self._job.final  # known before the last points are read: none comes after
         if not self._opened:
             self._open()
-        while portion := self._reading.portion(self._known.at, self._known.counts):
+        for portion in self._reading.portions(self._known.at, self._known.counts):
             batches = range(0, len(portion.points), POINTS)
             refused = sum(self._log(portion.points[first : first + POINTS]) for first in batches)
             at = {**self._known.at, portion.file: portion.end}

@@ -36,18 +36,20 @@ class Reading:
         self._paths, self._begun = paths, begun
         self._hosts = {rank: node.called for node in plan.nodes for rank in node.ranks}
 
-    def portion(self, at: Mapping[str, int], counts: Mapping[str, int]) -> Portion | None:
-        """The next points after the offsets ``at``; None when all is read."""
+    def portions(self, at: Mapping[str, int], counts: Mapping[str, int]) -> Iterator[Portion]:
+        """All points after the offsets ``at``, a file after the other."""
+        counts = dict(counts)
         for rank, path in metrics.files(self._paths).items():
-            records, end = metrics.read_file(path, at.get(path.name, 0), CHUNK)
-            if end > at.get(path.name, 0):
-                after = dict(counts)
-                return Portion(path.name, end, list(_curves(rank, records, after)), after)
+            begin = at.get(path.name, 0)
+            while (read := metrics.read_file(path, begin, CHUNK))[1] > begin:
+                records, begin = read
+                points = list(_curves(rank, records, counts))
+                yield Portion(path.name, begin, points, dict(counts))
         file = self._paths.measured.name
-        lines, end = gauges.history(self._paths, at.get(file, 0))
-        if end > at.get(file, 0):
-            return Portion(file, end, [point for t, told in lines for point in self._system(t, told)], dict(counts))
-        return None
+        begin = at.get(file, 0)
+        while (history := gauges.history(self._paths, begin))[1] > begin:
+            lines, begin = history
+            yield Portion(file, begin, [point for t, told in lines for point in self._system(t, told)], dict(counts))
 
     def _system(self, t: float, told: Mapping[int, Gauges]) -> Iterator[Point]:
         for rank, taken in told.items():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import netrc
 import os
+import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -62,7 +63,7 @@ class WandbTracker:
     def file(self, path: Path, name: str) -> None:
         target = Path(self._run.dir) / name
         target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_bytes(path.read_bytes())
+        shutil.copyfile(path, target)
         self._run.save(str(target), base_path=self._run.dir, policy="now")
 
     def close(self, state: str, ended: float) -> None:

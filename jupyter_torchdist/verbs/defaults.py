@@ -18,6 +18,7 @@ from typing import Any
 
 from ..planning.configuration import configured, over, read_toml, words_of
 from ..protocol.errors import OptionError
+from ..protocol.paths import user_name
 from ..protocol.spec import Options
 
 LARGEST = 1 << 20
@@ -99,7 +100,7 @@ def _read(path: Path, table: bool = False) -> Iterator[_File]:
 def _untrusted(state: os.stat_result) -> str:
     """Why what a file says may be another user's wish. Its options can run code: ``env = ["PYTHONPATH=…"]``."""
     if state.st_uid not in (0, os.getuid()):
-        return f"it belongs to {_name_of(state.st_uid)}; if you trust it, give it with --config, or copy it"
+        return f"it belongs to {user_name(state.st_uid)}; if you trust it, give it with --config, or copy it"
     if stat.S_ISLNK(state.st_mode):  # its permissions mean nothing
         return ""
     if state.st_mode & stat.S_IWOTH or (state.st_mode & stat.S_IWGRP and not _is_own_group(state)):
@@ -114,10 +115,3 @@ def _is_own_group(state: os.stat_result) -> bool:
     except KeyError:
         return False
     return group.gr_gid == owner.pw_gid and group.gr_name == owner.pw_name and set(group.gr_mem) <= {owner.pw_name}
-
-
-def _name_of(user: int) -> str:
-    try:
-        return pwd.getpwuid(user).pw_name
-    except KeyError:
-        return f"the user {user}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,9 @@ from ..protocol.errors import CellSyntaxError
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
+
+_TIME = re.compile(r"^([ \t]*)get_ipython\(\)\.run_line_magic\('time', (.+)\)$", re.MULTILINE)
+"""``%time`` as IPython has transformed it: what is in a string is not."""
 
 _INPUTS = re.compile(r"_i+|_i\d+")
 """Names that the shell sets again with every cell; their values therefore differ from ``user_ns_hidden``."""
@@ -38,7 +42,7 @@ def read(ip: InteractiveShell, body: str) -> Cell:
     transform: Any = ip.transform_cell
     label = f"Cell In[{_number(ip)}]"
     try:
-        source: str = transform(_with_clocks(body))
+        source = _with_clocks(transform(re.sub(r"\A(\s*)%%time[ \t]*$", r"\1get_ipython().clock()", body, flags=re.M)))
     except SyntaxError as error:
         raise CellSyntaxError(
             error.msg or "invalid syntax",
@@ -51,10 +55,9 @@ def read(ip: InteractiveShell, body: str) -> Cell:
     return Cell(source, label, first_line, ip.compile.flags, labels(ip))
 
 
-def _with_clocks(body: str) -> str:
-    """``body`` with ``%%time`` and ``%time`` as code that a rank can run, in the same lines."""
-    body = re.sub(r"\A(\s*)%%time[ \t]*$", r"\1get_ipython().clock()", body, flags=re.MULTILINE)
-    return re.sub(r"^([ \t]*)%time[ \t]+(?=\S)", r"\1with get_ipython().clocked(): ", body, flags=re.MULTILINE)
+def _with_clocks(source: str) -> str:
+    """IPython's code for ``%time`` as code that a rank can run, in the same lines."""
+    return _TIME.sub(lambda found: f"{found[1]}with get_ipython().clocked(): {ast.literal_eval(found[2])}", source)
 
 
 def labels(ip: InteractiveShell) -> dict[str, str]:

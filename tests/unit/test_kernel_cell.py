@@ -67,6 +67,20 @@ def test_the_label_is_the_cells_number_and_other_cells_keep_theirs(shell: Any) -
     assert found.labels[shell.user_ns["f"].__code__.co_filename] == "Cell In[1]"
 
 
+def test_times_become_clocks_and_strings_stay(shell: Any) -> None:
+    text = '%%read\n%time x = f(\'a\')\nif x:\n    %time g()\ntext = """\n%time h()\n"""\n'
+    assert read(shell, text).source.split("\n")[:7] == [
+        "with get_ipython().clocked(): x = f('a')",
+        "if x:",
+        "    with get_ipython().clocked(): g()",
+        'text = """',
+        "%time h()",
+        '"""',
+        "",
+    ]
+    assert read(shell, "%%read\n%%time\nx = 1\n").source.split("\n")[:2] == ["get_ipython().clock()", "x = 1"]
+
+
 def test_shell_commands_become_calls(shell: Any) -> None:
     source = read(shell, "%%read\n!ls {x}\nfiles = !ls\n%cd /\n").source
     assert source.split("\n")[:3] == [

@@ -145,10 +145,11 @@ def _resolved(touch: Touch, scope: Mapping[str, Any]) -> Iterator[Place]:
     """The last module or class on the path, and its attribute. Nothing if the root is neither of them."""
     root, *rest = touch.path
     home, _, name = touch.module.rpartition(".")
-    if touch.module not in sys.modules and name in vars(sys.modules.get(home, types)):  # from home import name
-        current = vars(sys.modules[home])[name]
+    module = sys.modules.get(home)
+    if touch.module not in sys.modules and module is not None and name in vars(module):  # from home import name
+        current = vars(module)[name]
         if not _is_owner(current):
-            yield sys.modules[home], name, Kind.CHANGED if rest else touch.kind
+            yield module, name, Kind.CHANGED if rest else touch.kind
             return
     else:
         current = scope[root] if root in scope else sys.modules.get(touch.module)

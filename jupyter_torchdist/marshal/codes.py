@@ -106,6 +106,7 @@ def _collect(code: types.CodeType, found: References) -> None:
             verb = None
 
 
+@functools.lru_cache(maxsize=2048)
 def sets(code: types.CodeType, attribute: str) -> bool:
     """Whether the code sets the attribute of some object."""
     return any(one.opname == "STORE_ATTR" and one.argval == attribute for one in dis.get_instructions(code))

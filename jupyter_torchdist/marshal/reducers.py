@@ -103,7 +103,9 @@ def _by_attributes(pickler: Reducing, value: Any) -> Any:
 
 def _replaces_its_dictionary(kind: type) -> bool:
     """Whether a method of the class sets ``self.__dict__``, and pickle's own reducer would copy that dictionary."""
-    if not kind.__dictoffset__ or any(getattr(kind, name, None) is not getattr(object, name, None) for name in _ASKED):
+    if not kind.__dictoffset__ or hasattr(kind, "__setstate__"):
+        return False
+    if any(getattr(kind, name, None) is not getattr(object, name, None) for name in _ASKED):
         return False
     methods = (item for base in kind.__mro__ for item in vars(base).values() if isinstance(item, types.FunctionType))
     return any("__dict__" in method.__code__.co_names and codes.sets(method.__code__, "__dict__") for method in methods)

@@ -9,7 +9,6 @@ then the names that were left behind.
 from __future__ import annotations
 
 import contextlib
-import io
 import os
 import pickle
 import sys
@@ -114,13 +113,15 @@ class ResultPickler(Pickler):
     def without_lost(self, code: Any, state: State) -> State:
         """The state of a class or function, without attributes that cannot be pickled: ``lost`` has the reasons."""
         lost = {}
-        for name, item in state.part_of_code().items():
-            try:
-                ResultPickler(io.BytesIO(), self._loaded, large=sys.maxsize).dump(item)
-            except Exception as error:  # noqa: BLE001  # the user's own reducers run here and may raise anything
-                where = f"{getattr(code, '__qualname__', 'globals()')}.{name}"
-                lost[name] = where
-                self.lost[where] = explain(item, where, error).sentence
+        with open(os.devnull, "wb") as nowhere:
+            for name, item in state.part_of_code().items():
+                try:
+                    ResultPickler(nowhere, self._loaded, stays=self._stays, objects=self._objects).dump(item)
+                except Exception as error:  # noqa: BLE001  # the user's own reducers run here and may raise anything
+                    where = f"{getattr(code, '__qualname__', 'globals()')}.{name}"
+                    lost[name] = where
+                    why = str(error) if isinstance(error, StaysBehind) else explain(item, where, error).sentence
+                    self.lost[where] = why
         return state.without(lost) if lost else state
 
     def meet(self, place: int) -> None:

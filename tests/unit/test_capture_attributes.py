@@ -330,3 +330,14 @@ def test_cells_of_a_long_history_are_parsed_once(kernel: Notebook, monkeypatch: 
     parsed.clear()
     kernel.capture("a = 1")
     assert not set(cells) & set(parsed)
+
+
+@pytest.mark.parametrize("name", ["SimpleNamespace", "nothing"])
+def test_what_is_set_in_a_module_that_is_not_loaded(kernel: Notebook, name: str) -> None:
+    """The import would fail if the function were called."""
+    after(
+        kernel,
+        f"def f():\n    from td_nowhere import {name}\n    {name}.x = 1\n    import coroutine\n    coroutine.y = 2\n",
+    )
+    kernel.run("f")
+    assert "error" not in kernel.answer, kernel.answer

@@ -67,6 +67,12 @@ ranks, notebook = crossing.ranks, crossing.notebook
             id="function within a library's function",
         ),
         pytest.param(
+            "class P:\n    def __init__(self): self.x = 1\n"
+            "    def __setstate__(self, state):\n        self.__dict__ = state\n        self.ran = True\np = P()",
+            "assert p.ran and p.x == 1\nresult = p",
+            id="a __setstate__ that sets __dict__",
+        ),
+        pytest.param(
             "class S:\n    __slots__ = ('a', 'b')\n    def __init__(self): self.a = [1]\ns = S()",
             "s.a.append(2)\ns.b = 3\nresult = s\nassert not hasattr(s, '__dict__')",
             id="slots",

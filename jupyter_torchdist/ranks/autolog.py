@@ -16,7 +16,7 @@ import torch
 
 from ..strategies.core.losses import UNSCALED
 from ..usercode import positions
-from ..usercode.frames import is_users
+from ..usercode.frames import users_frame
 from .afterimport import after_import
 from .streams.metrics import Recorder
 
@@ -93,9 +93,7 @@ class Autolog:
         self._recorder.log({site.name: value}, site.calls, auto=True)
 
     def _site(self, caller: FrameType | None) -> Site | None:
-        frame = caller
-        while frame is not None and not is_users(frame.f_code.co_filename):
-            frame = frame.f_back
+        frame = users_frame(caller)
         if frame is None:
             return None
         key = (frame.f_code, frame.f_lasti)

@@ -8,6 +8,7 @@ import os
 import re
 import sysconfig
 from pathlib import Path
+from types import FrameType
 
 OURS = str(Path(__file__).parents[1]) + os.sep
 """This package's directory."""
@@ -32,6 +33,13 @@ def _libraries() -> tuple[str, ...]:
 def is_ours(filename: str) -> bool:
     """Whether a frame of this file belongs to the launcher, not to the user."""
     return filename.startswith((OURS, NOWHERE)) or _ENGINE in filename or filename.endswith(_STARTERS)
+
+
+def users_frame(frame: FrameType | None) -> FrameType | None:
+    """The innermost frame of the user's code, from ``frame`` outwards; None if there is none."""
+    while frame is not None and not is_users(frame.f_code.co_filename):
+        frame = frame.f_back
+    return frame
 
 
 @functools.lru_cache(maxsize=1024)

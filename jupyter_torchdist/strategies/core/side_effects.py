@@ -41,13 +41,13 @@ class Left:
 
 
 class Belongings:
-    """A snapshot of the state of the cell and of ``module``. ``weights``, while active, sees writes to parameters.
+    """A snapshot of the state of the cell and of ``module``.
 
     ``only``: look at these attributes and containers alone (as ``Left.where`` names them), and do not restore.
     """
 
     def __init__(self, module: nn.Module, only: Collection[str] | None = None) -> None:
-        self.weights = ParameterWrites(module if only is None else nn.Module())
+        self._module = module
         self._parts = [(name, part, dict(part.__dict__), dict(part._buffers)) for name, part in module.named_modules()]
         buffers = module.named_buffers() if only is None else ()
         self._buffers = [(name, buffer, buffer.detach().clone()) for name, buffer in buffers]
@@ -68,6 +68,11 @@ class Belongings:
         for name, value in self._names.items():
             if not name.startswith("_"):
                 self._walk(name, value, seen)
+
+    @functools.cached_property
+    def weights(self) -> ParameterWrites:
+        """Sees writes to parameters while it is active; to be entered before the forward."""
+        return ParameterWrites(self._module)
 
     def _walk(self, where: str, value: Any, seen: set[int]) -> None:
         waiting = [value] if self._only is None or where in self._only else []
@@ -141,8 +146,11 @@ class Belongings:
             if isinstance(container, dict):
                 changed = [(key, one) for key, one in container.items() if before.get(key, self) is not one]
             else:
+                now = list(container)
+                if not _differ(now, before):  # most: a cell's data sets may be long
+                    continue
                 known = set(map(id, before))
-                changed = [(place, one) for place, one in enumerate(container) if id(one) not in known]
+                changed = [(place, one) for place, one in enumerate(now) if id(one) not in known]
             found += [Left(where, one, functools.partial(container.__setitem__, key)) for key, one in changed]
         for name, one in self._main.items():
             asked = self._only is None or name in self._only

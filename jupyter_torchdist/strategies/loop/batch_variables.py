@@ -12,7 +12,17 @@ from types import CodeType
 from typing import cast
 
 from ...usercode.positions import tree_of
-from ...usercode.source import Block, Function, Key, Scopes, called_name, functions_of, names_bound_at, names_in
+from ...usercode.source import (
+    Block,
+    Comprehension,
+    Function,
+    Key,
+    Scopes,
+    called_name,
+    functions_of,
+    names_bound_at,
+    names_in,
+)
 from .line_tracer import LinesRun
 
 _STORES = frozenset({
@@ -20,8 +30,6 @@ _STORES = frozenset({
     "record", "send", "set", "setdefault", "store", "update", "write", "__setitem__",
 })  # fmt: skip
 """Methods that store their arguments in the object that they are called on."""
-Comprehension = ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp
-_COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.GeneratorExp, ast.DictComp)
 _COUNTS = frozenset({"range", "trange", "count"})
 
 
@@ -180,7 +188,7 @@ class Holding:
             one = below.pop()
             if isinstance(one, Block) or one in losses:
                 continue
-            if isinstance(one, _COMPREHENSIONS) and value is False:
+            if isinstance(one, Comprehension) and value is False:
                 yield from self._uses_within(one, among)
                 continue
             if isinstance(one, ast.Call) and called_name(one) == "backward":

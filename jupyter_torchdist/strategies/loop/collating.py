@@ -60,6 +60,11 @@ class Collate:
                 self._objection = objection = objection or _DRAWS
         return batch, objection
 
+    def begins(self) -> None:
+        """The samples of a batch are about to be loaded, in this process."""
+        if self._looks:
+            self.drawing.begin()
+
     def _collated(self, samples: list[Any]) -> tuple[Any, str | None]:
         if self._tested:
             return self.own(samples), self._objection

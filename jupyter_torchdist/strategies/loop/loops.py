@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader
 
 from ...protocol.errors import StrategyError
-from ...usercode.frames import is_users
+from ...usercode.frames import users_frame
 from ..analysis.divisors import form_of
 from ..core.agreement import of_every_rank
 from ..core.scatter import BatchShard as Share
@@ -296,7 +296,7 @@ class Loops:
         shadow.__dict__["batch_sampler"] = parts
         shadow.__dict__["collate_fn"] = collate = self._collate(loader, collate)
         if isinstance(collate, Collate) and not loader.num_workers:
-            parts.loads = collate.drawing.begin
+            parts.loads = collate.begins
         return shadow
 
     def _collate(self, loader: DataLoader[Any], before: Callable[[list[Any]], Any]) -> Callable[..., Any]:
@@ -324,10 +324,7 @@ class Loops:
         return tuple(lengths)
 
     def _users_frame(self) -> FrameType | None:
-        frame: FrameType | None = sys._getframe(2)
-        while frame is not None and not is_users(frame.f_code.co_filename):
-            frame = frame.f_back
-        return frame
+        return users_frame(sys._getframe(2))
 
 
 _NOTHING = contextlib.nullcontext()

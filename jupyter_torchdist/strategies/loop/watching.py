@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 from ...torch_private.autograd import in_backward, number_of_function_modes
 from ...torch_private.places import disable_current_modes, pop_function_mode, push_function_mode
 from ...torch_private.tensors import TENSOR_FILE
-from ...usercode.frames import is_ours, is_users
+from ...usercode.frames import is_ours, is_users, users_frame
 from ..analysis.batchwise import BatchwiseTracker
 from ..analysis.divisors import divisor_of, form_of
 from ..analysis.lattice import Noise, Rows, Same
@@ -313,9 +313,7 @@ def _asking() -> FrameType | None:
 
 def _place(frame: FrameType) -> str:
     """The line of user code that ``frame`` runs for."""
-    users: FrameType | None = frame
-    while users is not None and not is_users(users.f_code.co_filename):
-        users = users.f_back
+    users = users_frame(frame)
     return f"line {users.f_lineno}" if users is not None else "a library"
 
 

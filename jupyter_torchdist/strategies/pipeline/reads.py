@@ -5,13 +5,12 @@ from __future__ import annotations
 import ast
 import sys
 from collections.abc import Iterator, Mapping
-from types import FrameType
 from typing import Any
 
 from torch import nn
 
 from ...protocol.errors import StrategyError
-from ...usercode.frames import is_users
+from ...usercode.frames import users_frame
 from ...usercode.positions import tree_of
 
 _READS = frozenset({"item", "tolist", "numpy", "nonzero", "argwhere", "masked_select", "unique"})
@@ -23,9 +22,7 @@ _OTHER = frozenset({"grad", "shape", "dtype", "device", "requires_grad", "ndim",
 
 def check(root: nn.Module) -> None:
     """Raise ``StrategyError`` if the code that is running now reads parameters of ``root`` in a line still to come."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and not is_users(frame.f_code.co_filename):
-        frame = frame.f_back
+    frame = users_frame(sys._getframe(1))
     tree = None if frame is None else tree_of(frame.f_code.co_filename)
     if frame is None or tree is None:
         return

@@ -77,13 +77,7 @@ class Divider:
         """``anywhere``: samples may be in another dimension of the inputs than the first."""
         self._group, self._rank, self._accumulation = group, group.rank(), accumulation
         self._whole, self._trusted, self._anywhere = whole, trusted, anywhere and accumulation is None
-        self._tried = Trial(
-            self._rank,
-            self.whole_batch,
-            trusted=trusted,
-            anywhere=self._anywhere,
-            keeps=anywhere and accumulation is None,
-        )
+        self._tried = Trial(self._rank, self.whole_batch, trusted=trusted, anywhere=self._anywhere)
         self._tried.follows_packing = accumulation is None
         self._known: dict[Hashable, Learned] = {}
         self._padded = packing.Padded(packing.over_ranks(group))

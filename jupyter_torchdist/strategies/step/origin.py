@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor
 
 from ...torch_private.autograd import in_backward
 from ...torch_private.fully_shard import fsdp_shown
-from ...usercode.frames import is_users
+from ...usercode.frames import users_frame
 from ..core.dtensors import local
 from ..core.patches import Patches
 from ..core.scatter import BatchShard, tensors_in
@@ -118,9 +118,7 @@ class Origins:
 
     def _backward(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if not in_backward():
-            frame = sys._getframe(1)
-            while frame is not None and not is_users(frame.f_code.co_filename):
-                frame = frame.f_back  # type: ignore[assignment]
+            frame = users_frame(sys._getframe(1))
             if frame is not None:
                 self.line = f"{frame.f_code.co_filename}, line {frame.f_lineno}"
         return original(*args, **kwargs)

@@ -112,13 +112,12 @@ class Trial:
         *,
         trusted: bool,
         anywhere: bool,
-        keeps: bool,
     ) -> None:
-        """``anywhere``: samples may be in another dimension of the inputs than the first. ``keeps``: what the forward
-        keeps beside its outputs can be joined, too.
+        """``anywhere``: samples may be in another dimension of the inputs than the first, and what the forward keeps
+        beside its outputs can be joined, too.
         """
         self._rank, self._whole_batch, self._trusted, self._anywhere = rank, whole_batch, trusted, anywhere
-        self._keeps = keeps and not trusted
+        self._keeps = anywhere and not trusted
         self.follows_packing = True
 
     def __call__(self, forward: Call, module: nn.Module, inputs: Any, share: BatchShard, dims: Dims) -> Found | Refused:
@@ -213,8 +212,9 @@ class Trial:
             padded = packing.Padded(packing.noting(lengths) if is_whole else packing.as_noted(lengths))
             with no_trace(module) as belongings, without_chance(module), self._whole_batch(), padded:
                 made = forward(*part_args, **part_kwargs)
-                notes.append(_notes(belongings, made, joins.places))
-                kept = [one.value for one in belongings.left() if one.where in joins.places]
+                left = belongings.left()
+                notes.append(_notes(belongings, left, made, joins.places))
+                kept = [one.value for one in left if one.where in joins.places]
                 known = tensors_in(made)
                 for value in kept:
                     known += new_tensors(value, known)
@@ -252,12 +252,12 @@ class Trial:
         return Refused("an output is a weighted mean, or not in the order of the samples")
 
 
-def _notes(belongings: Belongings, made: Any, places: Collection[str]) -> dict[str, Any]:
+def _notes(belongings: Belongings, left: Sequence[Left], made: Any, places: Collection[str]) -> dict[str, Any]:
     """What a forward leaves, to be compared; without the tensors in ``places``, which are joined."""
     own = {name: one for name, one in belongings.changed().items() if is_number(one)}
     noted = belongings.noted()
     noted |= {name: map_parts(one, torch.Tensor, lambda _tensor: None) for name, one in noted.items() if name in places}
-    same = [one for one in belongings.left() if one.where not in places and isinstance(one.value, torch.Tensor)]
+    same = [one for one in left if one.where not in places and isinstance(one.value, torch.Tensor)]
     fixed = {f"{_FIXED}{one.where}|{list(one.value.shape)}": one.value for one in same if one.where not in noted}
     weights = {_WEIGHT + name: one for name, one in belongings.weights.changes().items()}
     return noted | own | fixed | weights | {_NUMBERS: numbers_in(made)}

@@ -20,7 +20,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ...protocol.errors import StrategyError, TrainingError
 from ...torch_private.autograd import in_backward
-from ...usercode.frames import is_users
+from ...usercode.frames import users_frame
 from ..core.agreement import of_every_rank
 from ..core.context import ParallelContext
 from ..core.dtensors import whole
@@ -83,9 +83,7 @@ class StepNotes:
 
     def _backward(self, original: Callable[..., Any], tensors: Any, *args: Any, **kwargs: Any) -> None:
         original(tensors, *args, **kwargs)
-        frame = sys._getframe(1)
-        while frame is not None and not is_users(frame.f_code.co_filename):
-            frame = frame.f_back  # type: ignore[assignment]
+        frame = users_frame(sys._getframe(1))
         if frame is None or in_backward():
             return
         line = f"{frame.f_code.co_filename}, line {frame.f_lineno}"

@@ -85,9 +85,10 @@ def _main(words: list[str]) -> int:
         return 0
     if arguments.verb in ("attach", "rerun"):
         job = attach(arguments.job)
-        again = arguments.verb == "rerun"
+        if again := arguments.verb == "rerun":
+            job = rerun(job, env=arguments.env)
         keep = None if again or arguments.json else ATTACHED
-        return _follow(rerun(job) if again else job, detach=not again, keep=keep, as_json=arguments.json)
+        return _follow(job, detach=not again, keep=keep, as_json=arguments.json)
     # These print the user's own text.
     ours = not arguments.json and arguments.verb not in ("logs", "show", "stacks", "diagnose")
     for piece in perform(arguments):

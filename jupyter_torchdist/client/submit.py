@@ -182,16 +182,26 @@ def _handed_over(
     return job
 
 
-def rerun(which: str | Job, home: Home | None = None, pool: DriverPool | None = None, cwd: Path | None = None) -> Job:
+def rerun(
+    which: str | Job,
+    home: Home | None = None,
+    pool: DriverPool | None = None,
+    cwd: Path | None = None,
+    env: Sequence[str] = (),
+) -> Job:
     """Run the bundle of a job again, as a new job; ``which`` is a job, an id, the beginning of an id, or a name.
 
-    The new job runs in ``cwd`` (default: this process's directory) on newly chosen GPUs. Raises ``JobNotFound``,
-    ``DamagedJob`` (the captured data is missing), and what ``submit`` raises.
+    The new job runs in ``cwd`` (default: this process's directory) on newly chosen GPUs. ``env``: variables for its
+    ranks, ``NAME`` or ``NAME=VALUE``, beside the ones of the earlier job's ``--env``; a name in both has this value.
+    Raises ``JobNotFound``, ``DamagedJob`` (the captured data is missing), and what ``submit`` raises.
     """
     home = home or default_home()
     earlier = which if isinstance(which, Job) else attach_to(catalog.find(which, home), home, pool)
     trackers.check(earlier.spec.options.track, os.environ)
-    spec = replace(earlier.spec, job=new_job_id(), created=time.time(), rerun_of=earlier.spec.job)
+    given = {item.partition("=")[0] for item in env}
+    kept = tuple(item for item in earlier.spec.options.env if item.partition("=")[0] not in given)
+    options = replace(earlier.spec.options, env=(*kept, *env))
+    spec = replace(earlier.spec, options=options, job=new_job_id(), created=time.time(), rerun_of=earlier.spec.job)
     with jobdir.creating(home, spec.job):
         for blob in earlier.manifest.blobs:
             blob_store(home).verify(blob)

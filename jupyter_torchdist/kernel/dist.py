@@ -33,12 +33,12 @@ def perform(ip: InteractiveShell, line: str) -> Any:
         return programs.run(ip, arguments.words)
     if arguments.verb in ("attach", "rerun"):
         job = attach(arguments.job)
+        again = arguments.verb == "rerun"
+        if again:
+            job = rerun(job, env=arguments.env)
         if arguments.json:
-            return _ended(job if arguments.verb == "attach" else rerun(job), detach=arguments.verb == "attach")
-        if arguments.verb == "attach":
-            run.look_at(ip, job)
-        else:
-            run.follow(ip, job := rerun(job))
+            return _ended(job, detach=not again)
+        (run.follow if again else run.look_at)(ip, job)
         return job
     if arguments.json:
         found = [answers.plain(answer) for answer in answers.answers(arguments)]

@@ -13,6 +13,7 @@ from typing import NoReturn
 from ..protocol.errors import OptionError
 from ..protocol.events import steps
 from ..protocol.hosts import bytes_of
+from ..protocol.spec import variable
 
 VERBS = {
     "run": "run a script, a module, a command: run [options] FILE -- args",
@@ -100,6 +101,9 @@ def parser(program: str) -> Parser:
     made["logs"].add_argument("--stream", choices=("out", "err"), help="show stdout or stderr only")
     made["logs"].add_argument("--grep", type=_pattern, metavar="RE", help="show only lines that match it")
     made["logs"].add_argument("--tail", type=_rank, metavar="N", help="the last lines of each rank")
+    made["rerun"].add_argument(
+        "--env", type=_variable, metavar="NAME[=VALUE]", action="append", default=[], help="as of %%%%distribute"
+    )
     made["cancel"].add_argument("--kill", action="store_true", help="kill the ranks at once")
     made["rm"].add_argument("jobs", metavar="JOB", nargs="*", help="jobs that have ended")
     made["rm"].add_argument("--older", type=_time, metavar="TIME", help="jobs that ended longer ago than 12h, 7d")
@@ -122,6 +126,7 @@ def flags(verb: str) -> list[str]:
         "profile": ["--steps", "--within", "--out"],
         "logs": ["--rank", "--stream", "--grep", "--tail"],
         "cancel": ["--kill"],
+        "rerun": ["--env"],
         "rm": ["--older", "--keep-bytes"],
         **{verb: ["--hosts", "--host-option"] for verb in OF_HOSTS},
     }
@@ -144,6 +149,13 @@ def _rank(text: str) -> int:
 def _steps(text: str) -> int:
     try:
         return steps(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected {error}") from None
+
+
+def _variable(text: str) -> str:
+    try:
+        return variable(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"{text!r}: expected {error}") from None
 

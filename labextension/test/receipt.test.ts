@@ -126,7 +126,7 @@ describe('communication', () => {
       node: 'box',
       sentence: 'rank 1 holds up the others for 45 % of the time: it waits for data at Cell In[1], line 3',
       cause: 'Its DataLoader is slow.',
-      remedy: 'More num_workers.',
+      remedy: 'More num_workers. NCCL_P2P_DISABLE=1, then NCCL_IB_HCA=^mlx5_3; tell.',
       evidence: []
     };
     const { session, feed } = await played(page.signal, hello(aState([aRank(0), aRank(1)])), status());
@@ -136,6 +136,10 @@ describe('communication', () => {
     const [first] = page.root.querySelectorAll('.td-page > *');
     expect(first?.textContent).toContain('rank 1 holds up the others for 45 %');
     expect(first?.textContent).toContain('What to do: More num_workers.');
+    expect([...(first?.querySelectorAll('code') ?? [])].map(code => code.textContent)).toEqual([
+      '%dist rerun 20260101-000000-0a1b2c --env NCCL_P2P_DISABLE=1',
+      '%dist rerun 20260101-000000-0a1b2c --env NCCL_IB_HCA=^mlx5_3'
+    ]);
     expect(first?.querySelector('details')).toBeNull();
     feed.say(status({ findings: [] }));
     await frames();

@@ -188,6 +188,18 @@ def test_running_again_is_a_new_job_with_the_same_bundle(home: Path, pool: Drive
         rerun("nothing")
 
 
+def test_running_again_with_another_variable(home: Path, pool: DriverPool) -> None:
+    """Values of the environment are not stored: what the first job was given has to be given again."""
+    source = "import os\ny = os.environ['TD_ONE'], os.environ.get('TD_TWO')\n"
+    first = submit(Request(source=source, options=replace(TWO, env=("TD_ONE=1",))))
+    assert first.wait(60).state == "succeeded"
+    again = rerun(first, env=("TD_ONE=3", "TD_TWO=2"))
+    assert again.wait(60).state == "succeeded"
+    assert again.result()["y"] == ("3", "2")
+    with pytest.raises(OptionError, match="TD_ONE: there is no such variable here"):
+        rerun(first.id, env=("TD_TWO=2",))
+
+
 def test_unchanged_data_is_not_written_again(home: Path, pool: DriverPool) -> None:
     data = bytearray(2_000_000)
     first = submit(cell("len(data)\n", {"data": data}))

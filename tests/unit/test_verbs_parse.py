@@ -46,6 +46,8 @@ def test_options_of_plan_are_left_to_the_options() -> None:
         ("logs a --grep (", "not a regular expression", "usage"),
         ("logs a --tail=-1", "whole number", "usage"),
         ("logs a --ran 1", "unrecognized arguments: --ran", "usage"),
+        ("rerun a --env NCCL-DEBUG=INFO", "expected NAME or NAME=VALUE", "usage: %dist rerun"),
+        ("rerun a --env", "expected one argument", "usage: %dist rerun"),
         ("rm --older soon", "7d", "usage"),
         ("rm --keep-bytes much", "10G", "usage"),
         ("show 'a", "cannot be read", "quotation"),

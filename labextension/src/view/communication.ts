@@ -2,7 +2,7 @@
 import type { Finding, Plan } from '../protocol';
 import type { JobSession } from '../session';
 import { make } from './dom';
-import { because } from './failure';
+import { because } from './finding';
 import { hostOf, spans } from './format';
 import { facts, table } from './table';
 import { trans } from './translate';
@@ -15,7 +15,7 @@ export class CommunicationTab {
   constructor(
     private readonly element: HTMLElement,
     private readonly session: JobSession,
-    signal: AbortSignal
+    private readonly signal: AbortSignal
   ) {
     session.onChange(changes => (changes.has('state') || changes.has('status')) && this.draw(), signal);
   }
@@ -41,8 +41,13 @@ export class CommunicationTab {
     }
     this.plan = plan;
     this.shown = key;
-    const late = findings.length > 0 ? [stragglers(findings)] : [];
+    const late = findings.length > 0 ? [this.stragglers(findings)] : [];
     this.element.replaceChildren(make('div.td-page', {}, ...late, ...(plan ? planned(plan) : []), ask()));
+  }
+
+  private stragglers(findings: readonly Finding[]): HTMLElement {
+    const told = findings.map(finding => because(finding, this.session.job, this.signal));
+    return make('section', { role: 'status', 'aria-label': trans('what slows the job') }, ...told);
   }
 }
 
@@ -56,10 +61,6 @@ function planned(plan: Plan): HTMLElement[] {
     ]),
     table(trans('Addresses'), [trans('Host'), trans('Ranks'), trans('Address'), trans('Interface')], rows)
   ];
-}
-
-function stragglers(findings: readonly Finding[]): HTMLElement {
-  return make('section', { role: 'status', 'aria-label': trans('what slows the job') }, ...findings.map(because));
 }
 
 function ask(): HTMLElement {

@@ -1,11 +1,12 @@
 /** The error of the rank that failed first, at the top of the view: the notebook's lines with their source. */
-import type { ErrorRecord, Finding, JobSpec, RankState } from '../protocol';
+import type { ErrorRecord, JobSpec, RankState } from '../protocol';
 import type { JobSession } from '../session';
 import { failures, isFinal } from '../state';
 import { shownLines } from './ansi';
 import { failureTitle, others } from './describe';
 import { button, copy, make, setText } from './dom';
-import { firstLine } from './format';
+import { because } from './finding';
+import { firstLine, shortPath } from './format';
 import { stateIcon } from './icons';
 import { plural, trans } from './translate';
 
@@ -82,7 +83,8 @@ export class Failure {
         tools
       )
     ];
-    parts.push(...this.session.state.findings.map(because));
+    const { state, job } = this.session;
+    parts.push(...state.findings.map(finding => because(finding, job, this.signal)));
     if (traceback.length > 0) {
       const summary = make('summary', {}, trans('Traceback'));
       parts.push(make('details.td-fold.td-traceback', { open: !told }, summary, ...traceback));
@@ -197,10 +199,6 @@ function isLibrary(file: string): boolean {
   return /[\\/](site|dist)-packages[\\/]|[\\/]lib[\\/]python\d|^<frozen /.test(file);
 }
 
-function shortPath(file: string): string {
-  return file.replace(/^.*[\\/](?:site|dist)-packages[\\/]/, '');
-}
-
 /** `Cell In[5]`: a cell of the same notebook, by the number that it ran under. */
 export function isCell(file: string): boolean {
   return /^Cell In\[\d+\]$/.test(file);
@@ -228,22 +226,4 @@ export function sourceAround(
     last -= 1;
   }
   return lines.slice(first, last + 1).map((text, index) => ({ number: line + first + index - at, text }));
-}
-
-/** A cause that the failure itself does not say, with what to do and the lines that show it. */
-export function because({ sentence, cause, remedy, evidence }: Finding): HTMLElement {
-  const lines = evidence.map(({ file, number, text }) => `${shortPath(file)}:${number}: ${shownLines(text)}`);
-  return make(
-    'div.td-failure-cause',
-    {},
-    make('p', {}, make('strong', {}, sentence)),
-    make('p', {}, cause, ' ', trans('What to do: %1', remedy)),
-    lines.length > 0 &&
-      make(
-        'details.td-fold',
-        {},
-        make('summary', {}, trans('Lines that show it')),
-        make('pre.td-code', {}, lines.join('\n'))
-      )
-  );
 }

@@ -238,3 +238,7 @@ export function where(state: JobState): string {
 export function elapsed(state: JobState, now: number): number {
   return state.submitted ? Math.max((state.ended || now) - state.submitted, 0) : 0;
 }
+
+export function shortPath(file: string): string {
+  return file.replace(/^.*[\\/](?:site|dist)-packages[\\/]/, '');
+}

@@ -2,7 +2,8 @@
 import type { JobSpec, Options, Plan, StrategyPlan } from '../protocol';
 import type { JobSession } from '../session';
 import { notesOf } from './describe';
-import { button, copy, make, setText } from './dom';
+import { make } from './dom';
+import { copied } from './finding';
 import { duration, hostOf, ranks, size, spans } from './format';
 import { facts, table } from './table';
 import { trans } from './translate';
@@ -55,17 +56,9 @@ export class ReceiptTab {
       ...(plan ? [heading(trans('Plan')), facts(planFacts(plan)), planTable(plan)] : []),
       ...(spec ? [heading(trans('Options')), options(spec.options)] : []),
       heading(trans('Run it again, in a shell')),
-      this.copied(hello.command),
+      copied(hello.command, this.signal),
       ...(spec?.source.trim() ? [heading(spec.label || trans('Source')), source(spec)] : [])
     ];
-  }
-
-  private copied(command: string): HTMLElement {
-    const said = make('span.td-said', { role: 'status' });
-    const click = async () => setText(said, (await copy(command)) ? trans('copied') : trans('the browser refused'));
-    const label = { 'aria-label': trans('Copy the command') };
-    const tool = button('button.td-button', trans('Copy'), () => void click(), this.signal, label);
-    return make('div.td-command', {}, make('code', {}, command), tool, said);
   }
 }
 

@@ -33,6 +33,7 @@ node.expiring        reason: the engine will soon end what runs on the node, so 
 node.ended           error: a check found no living process of the job on the node
 rank.started         process (ProcessId), local_rank
 rank.ready           user code begins; the process group is up
+rank.proving         seconds (0: it goes on): the strategy follows the first steps, to prove that it may divide them
 rank.waiting         operation, group, number, since, size, members (``Waiting``), counts: user code has been in one
                      collective for seconds
 rank.resumed         this collective is over
@@ -227,6 +228,7 @@ KINDS: dict[str, Kind] = {
     "rank.interrupted": Kind((RANK,)),
     "rank.result": Kind((RANK,), may={"names": _NAMES, "left": _PAIRS, "size": int}),
     "rank.ending": Kind((RANK,)),
+    "rank.proving": Kind((RANK,), {"seconds": float}),
     "rank.done": Kind((RANK,)),
     "rank.dropped": Kind((RANK,), {"lines": int}),
     "rank.exited": Kind((AGENT,), {"code": int}, {"why": str, "state": Literal["done", "failed", "killed", "stopped"]}),

@@ -9,6 +9,7 @@ from typing import Any
 from .events import FINAL_STATES, ErrorRecord, Event, Finding
 from .typed import Record
 
+PROVING = "proving the first steps"
 RANK_ENDS = ("done", "failed", "interrupted", "killed", "stopped", "lost")
 
 
@@ -76,6 +77,10 @@ class RankState:
     entered: dict[str, int] = field(default_factory=dict)
     """How many collectives of each group the rank had entered at ``counted``; a missing group means none."""
     counted: float = 0.0
+    proving: bool = False
+    """Whether its strategy follows the first steps now, to prove that it may divide them."""
+    proved: float = 0.0
+    """Seconds that this took, once it is over."""
 
     @property
     def waits_in(self) -> Waiting | None:
@@ -123,7 +128,9 @@ class JobState(Record):
 
     @property
     def stage(self) -> str:
-        """What the start waits for now; empty if it is over, or not known."""
+        """What the start waits for now, or the first steps; empty if that is over, or not known."""
+        if self.state == "running" and any(rank.proving for rank in self.ranks.values()):
+            return PROVING
         return self.stages[-1].text if self.state == "starting" and self.stages and not self.stages[-1].seconds else ""
 
     @property
@@ -273,6 +280,8 @@ def _apply_rank(rank: RankState, event: Event) -> RankState:
         )
     if event.kind == "rank.ready":
         return replace(rank, state=rank.state if rank.state in RANK_ENDS else "running", ready=event.t)
+    if event.kind == "rank.proving":
+        return replace(rank, proving=not data["seconds"], proved=float(data["seconds"]))
     if event.kind == "rank.waiting":
         return replace(_counted(rank, event), waiting=Waiting.from_json(data))
     if event.kind == "rank.resumed":

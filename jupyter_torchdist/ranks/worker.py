@@ -184,7 +184,7 @@ class Rank:
 
     def take_part(self, plan: Plan, device: torch.device, alone: Any) -> rank_context.RankContext:
         """Create the context for ``td.prepare`` and similar functions. With a strategy, install automatic training."""
-        mine = rank_context.RankContext(plan.strategy, device, self.note, plan.grace / 2)
+        mine = rank_context.RankContext(plan.strategy, device, self.note, self.proves, plan.grace / 2)
         if plan.strategy.name != "none":
             from ..strategies import auto  # only jobs with a strategy pay for these imports
 
@@ -198,6 +198,11 @@ class Rank:
         """Show the user one line, once per job (only from rank 0)."""
         if self.number == 0:
             self.events.write("job.note", text=text)
+
+    def proves(self, seconds: float) -> None:
+        """The first steps are being proved (0), or have been, in ``seconds``. Told by rank 0."""
+        if self.number == 0:
+            self.events.write("rank.proving", seconds=seconds)
 
     def run(self, spec: JobSpec) -> None:
         """Run the user's code."""

@@ -71,7 +71,7 @@ class AutomaticTraining(Training):
         super().__init__(context, optimized, steps, reference)
         batch = "whole" if options.get("model") == "whole" else str(options.get("batch", "auto"))
         loss = "mean" if options.get("trust_loss") else str(options.get("loss", "auto"))
-        self._loops = Loops(self._group, context.say, context.device, steps, batch=batch, loss=loss)
+        self._loops = Loops(self._group, context.say, context.device, steps, context.proving, batch=batch, loss=loss)
         engined = engine.of(context, optimized, self._loops)
         self._work = Distributor(context, optimized, self._models, engined, self._guard)
         self._backwards = Backwards(self._work, self._loops, lambda: self._is_within)

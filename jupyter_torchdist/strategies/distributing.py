@@ -46,6 +46,7 @@ class Distributor:
         self.divider = Divider(
             self.group,
             self.accumulation,
+            context.proving,
             whole=options.get("model") == "whole",
             trusted=bool(options.get("trust_model")),
             anywhere=not self.is_divided_inside,

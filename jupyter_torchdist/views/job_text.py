@@ -243,6 +243,8 @@ def job_page(
         parts += [f"{one.severity} {one.code}: {one.advice}" for one in stragglers.of(state, plan, spec, gauges)]
     if over := [f"{stage.text} {duration(stage.seconds)}" for stage in state.stages if stage.seconds]:
         parts.append(f"start: {' · '.join(over)}")
+    if proved := max((rank.proved for rank in state.ranks.values()), default=0.0):
+        parts.append(f"the first steps were proved in {duration(proved)}")
     if state.ranks:
         parts.append(ranks_table(state, gauges))
     if tracked:

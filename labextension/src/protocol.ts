@@ -121,6 +121,10 @@ export interface RankState {
   /** How many collectives of each group the rank had entered at `counted`; a missing group means none. */
   entered: Record<string, number>;
   counted: number;
+  /** Whether its strategy follows the first steps now, to prove that it may divide them. */
+  proving: boolean;
+  /** Seconds that this took, once it is over. */
+  proved: number;
 }
 
 /** A job after one event of its journal; `seq` is the number of this event. */

@@ -65,7 +65,9 @@ export function newRankState(rank: number): RankState {
     place: '',
     placed: 0,
     entered: {},
-    counted: 0
+    counted: 0,
+    proving: false,
+    proved: 0
   };
 }
 
@@ -242,6 +244,10 @@ function applyRank(rank: RankState, event: Event): RankState {
     }
     case 'rank.ready':
       return { ...rank, state: isOver(rank) ? rank.state : 'running', ready: event.t };
+    case 'rank.proving': {
+      const proved = get(event, 'seconds', 0);
+      return { ...rank, proving: !proved, proved };
+    }
     case 'rank.waiting':
       return { ...counted(rank, event), waiting: waitingOf(event) };
     case 'rank.resumed':

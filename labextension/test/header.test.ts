@@ -27,6 +27,16 @@ describe('what it says', () => {
     expect(find(page.root, '[role=heading]').textContent).toBe('night run');
   });
 
+  it('says while the first steps are proved', async () => {
+    const feed = await header(hello(running));
+    feed.say(event(1, 'rank.proving', { rank: 0, seconds: 0 }));
+    await frames();
+    expect(find(page.root, '.td-state').textContent).toBe('proving the first steps');
+    feed.say(event(2, 'rank.proving', { rank: 0, seconds: 0.5 }));
+    await frames();
+    expect(find(page.root, '.td-state').textContent).toBe('running');
+  });
+
   it('shows where the job is recorded, and makes nothing but a page a link', async () => {
     const feed = await header(hello(running), status());
     const shown = find(page.root, '.td-tracked');

@@ -36,8 +36,9 @@ def test_a_seed_in_the_first_cell_decides_what_a_strategy_trains(kernel: Noteboo
     kernel.run(TRAINING)
     again = kernel.value("told"), kernel.value(DRAWN)
     kernel.run(SEEDED)
-    kernel.run(f"%%distribute --ranks 2 --strategy ddp\n{TRAINING}")
+    kernel.run(f"%%distribute --ranks 2 --strategy ddp --name once\n{TRAINING}")
     assert kernel.value("told") == plain
+    assert "the first steps were proved in" in kernel.run("%dist show once").text
     kernel.run(f"%%distribute --ranks 2 --strategy ddp\n{TRAINING}")
     assert (kernel.value("told"), kernel.value(DRAWN)) == again
 

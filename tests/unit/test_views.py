@@ -12,7 +12,7 @@ from jupyter_torchdist.protocol.events import ErrorRecord, Event
 from jupyter_torchdist.protocol.gauges import Gauges
 from jupyter_torchdist.protocol.plan import Gpu, Inventory, NodePlan, Plan, Reach
 from jupyter_torchdist.protocol.spec import JobSpec, Options
-from jupyter_torchdist.protocol.state import JobState, RankState, Waiting, fold
+from jupyter_torchdist.protocol.state import JobState, RankState, Waiting, apply, fold
 from jupyter_torchdist.views import failure_text, host_text, job_text, plan_tables, wording
 
 ERROR = ErrorRecord(
@@ -159,6 +159,14 @@ def test_the_page_of_a_job_shows_its_source_with_the_users_line_numbers() -> Non
     assert "    2  x = 1\n    3  y = 2" in page
     assert "note: mind this" in page
     assert "0-3" in page and "NUMA binding: node" in page and "environment: TOKEN" in page and "1 min 00 s" in page
+
+
+def test_a_job_says_that_its_first_steps_are_being_proved() -> None:
+    state = apply(job(), Event("rank.proving", 1.0, rank=0, data={"seconds": 0}))
+    assert job_text.headline(state, 101.0) == "running: proving the first steps · 2 ranks on box · 1.0 s"
+    state = apply(state, Event("rank.proving", 2.0, rank=0, data={"seconds": 1.5}))
+    assert job_text.headline(state, 101.0) == "running · 2 ranks on box · 1.0 s"
+    assert "the first steps were proved in 1.5 s" in job_text.job_page(state, None, None, None, 101.0)
 
 
 def test_a_plan_on_hosts_says_what_differs_between_them() -> None:

@@ -19,6 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from ...protocol.errors import StrategyError
 from ...protocol.strategy import DIMENSIONS, StrategyPlan
+from .proving import Proving
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,8 @@ class ParallelContext:
     device: torch.device
     say: Callable[[str], None]
     """Prints a line for the user, once a job: on rank 0 only."""
+    proving: Proving
+    """Active while the first steps are proved."""
 
     @cached_property
     def data_group(self) -> dist.ProcessGroup:
@@ -51,7 +54,12 @@ class ParallelContext:
         return self.plan.degree("dp_replicate") * self.plan.degree("dp_shard")
 
 
-def make_context(plan: StrategyPlan, device: torch.device, say: Callable[[str], None]) -> ParallelContext:
+def make_context(
+    plan: StrategyPlan,
+    device: torch.device,
+    say: Callable[[str], None],
+    proves: Callable[[float], None] = lambda _seconds: None,
+) -> ParallelContext:
     """The mesh over all ranks of the process group; every rank calls this.
 
     Dimensions of one rank are left out: each would cost a group for each rank of the job, and with Gloo a thread that
@@ -59,7 +67,8 @@ def make_context(plan: StrategyPlan, device: torch.device, say: Callable[[str], 
     """
     names = tuple(name for name in DIMENSIONS if plan.degree(name) > 1) or ("dp_replicate",)
     sizes = tuple(plan.degree(name) for name in names)
-    return ParallelContext(plan, init_device_mesh(device.type, sizes, mesh_dim_names=names), device, say)
+    mesh = init_device_mesh(device.type, sizes, mesh_dim_names=names)
+    return ParallelContext(plan, mesh, device, say, Proving(proves))
 
 
 class Parallelism(Protocol):

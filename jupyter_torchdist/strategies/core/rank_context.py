@@ -63,14 +63,20 @@ class PreparedWay(Way, Protocol):
 class RankContext:
     """The worker's knowledge of the job.
 
-    ``say`` prints a line for the user, once a job. ``patience``: seconds that an interrupt waits for the end of a step.
+    ``say`` prints a line for the user, once a job. ``proves`` hears that the first steps are being proved (0), and
+    then the seconds that it took. ``patience``: seconds that an interrupt waits for the end of a step.
     """
 
     def __init__(
-        self, plan: StrategyPlan, device: torch.device, say: Callable[[str], None], patience: float = 2.5
+        self,
+        plan: StrategyPlan,
+        device: torch.device,
+        say: Callable[[str], None],
+        proves: Callable[[float], None] = lambda _seconds: None,
+        patience: float = 2.5,
     ) -> None:
         self.device, self.patience = device, patience
-        self._plan, self._say = plan, say
+        self._plan, self._say, self._proves = plan, say, proves
         self.automatic: AutomaticWay | None = None
         self.prepared: PreparedWay | None = None
 
@@ -88,7 +94,7 @@ class RankContext:
         if not self.has_mesh:
             ranks = int(os.environ["WORLD_SIZE"])
             plan = StrategyPlan("ddp", {"dp_replicate": ranks} if ranks > 1 else {})
-        context = make_context(plan, self.device, self._say)
+        context = make_context(plan, self.device, self._say, self._proves)
         self._plan = plan
         return context
 

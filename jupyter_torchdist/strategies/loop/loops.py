@@ -24,6 +24,7 @@ from ...protocol.errors import StrategyError
 from ...usercode.frames import users_frame
 from ..analysis.divisors import form_of
 from ..core.agreement import of_every_rank
+from ..core.proving import Proving
 from ..core.scatter import BatchShard as Share
 from ..core.scatter import others_in, tensors_in, to_device
 from ..step.batch_consistency import check_alike, fingerprint
@@ -79,13 +80,14 @@ class Loops:
         say: Callable[[str], None],
         device: torch.device,
         steps: Steps,
+        proving: Proving,
         *,
         batch: str = "auto",
         loss: str = "auto",
     ) -> None:
         """``loss``: auto, or how the user says that it joins the samples (mean or sum); then it is not judged."""
         self._group, self._say, self._device, self._batch = group, say, device, batch
-        self._steps = steps
+        self._steps, self._proving = steps, proving
         self._shadows: weakref.WeakKeyDictionary[DataLoader[Any], DataLoader[Any]] = weakref.WeakKeyDictionary()
         self._decided: ByLoop[Joint | None] = ByLoop()
         self._told: set[str] = set()
@@ -201,8 +203,11 @@ class Loops:
             shadow.__dict__["worker_init_fn"] = WatchedWorkers(loader.worker_init_fn, collate.drawing)
         run = LinesRun(frame)
         flight: Flight | None = None
+        proving = contextlib.ExitStack()
+        if watch is not None:
+            proving.enter_context(self._proving)
         try:
-            with self._steps.loop(loader, shadow, frame):
+            with proving, self._steps.loop(loader, shadow, frame):
                 inner = iter(original(shadow))
                 parts.loaded()
                 drawing.forget(self._steps.passed(shadow))
@@ -225,6 +230,7 @@ class Loops:
                         self._decide(site, watch, run, frame)
                         drawing.sliced = self._decided.get(site) is not None
                         watch = None
+                        proving.close()
                     self._steps.ends_step()
         finally:
             self._over(flight)

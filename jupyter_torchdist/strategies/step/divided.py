@@ -6,6 +6,7 @@ Before the first forward of a kind, a trial runs the model on this rank's rows a
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -69,12 +70,14 @@ class Divider:
         self,
         group: dist.ProcessGroup,
         accumulation: Accumulation | None = None,
+        proving: AbstractContextManager[Any] = contextlib.nullcontext(),  # noqa: B008  # has no state
         *,
         whole: bool,
         trusted: bool,
         anywhere: bool = False,
     ) -> None:
-        """``anywhere``: samples may be in another dimension of the inputs than the first."""
+        """``anywhere``: samples may be in another dimension of the inputs than the first. ``proving``: for trials."""
+        self._proving = proving
         self._group, self._rank, self._accumulation = group, group.rank(), accumulation
         self._whole, self._trusted, self._anywhere = whole, trusted, anywhere and accumulation is None
         self._tried = Trial(self._rank, self.whole_batch, trusted=trusted, anywhere=self._anywhere)
@@ -191,6 +194,14 @@ class Divider:
         self, forward: Call, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], share: BatchShard
     ) -> Learned:
         """Find by a trial how the outputs of the ranks are combined. Raises ``StrategyError``."""
+        with self._proving:
+            learned = self._learned(forward, module, args, kwargs, share)
+        self._known[_kind(module, tensors_in((args, kwargs)), share.total)] = learned
+        return learned
+
+    def _learned(
+        self, forward: Call, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], share: BatchShard
+    ) -> Learned:
         if self.replicated:
             self._check_data(module, (args, kwargs))
         tensors, dims = tensors_in((args, kwargs)), None
@@ -204,8 +215,7 @@ class Divider:
                     _TRUST if found.doubted else WHOLE,
                 )
             found, dims = other
-        learned = self._known[_kind(module, tensors, share.total)] = Learned(found, dims)
-        return learned
+        return Learned(found, dims)
 
     def _found_elsewhere(
         self, forward: Call, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], total: int

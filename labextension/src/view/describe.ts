@@ -95,8 +95,11 @@ export function brokenLine(curve: string): string {
   return trans('The last value is not a number: %1', curve);
 }
 
-/** What the start of a job waits for now; empty if it is over, or not known. */
+/** What the start waits for now, or the first steps; empty if that is over, or not known. */
 export function stageOf(state: JobState): string {
+  if (state.state === 'running' && ranksOf(state).some(rank => rank.proving)) {
+    return trans('proving the first steps');
+  }
   const last = state.stages.at(-1);
   return state.state === 'starting' && last && !last.seconds ? last.text : '';
 }

@@ -71,7 +71,7 @@ export class Header {
     const { state, status, hello } = this.session;
     const effective = hello ? effectiveState(state, status) : '';
     const queued = effective === 'starting' && state.queued;
-    const stage = effective === 'starting' && stageOf(state);
+    const stage = effective === state.state && stageOf(state);
     const words = queued ? trans('queued, %1', queued) : stage || stateWord(effective);
     if (effective + words !== this.shownState) {
       this.shownState = effective + words;

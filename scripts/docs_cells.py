@@ -15,7 +15,7 @@ import nbformat.v4
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 
-from jupyter_torchdist.protocol.inventory import gpus
+from jupyter_torchdist.protocol.machine.inventory import gpus
 
 from .messages import ROOT
 

@@ -51,13 +51,18 @@ int nvmlDeviceGetComputeRunningProcesses_v3(void *h, unsigned *n, process_t *p) 
 GPUS = {"INIT": 0, "COUNT": 3, "BROKEN": -1, "PID": 4711, "HELD": 2 << 30, "TOTAL": 80 << 10}  # MiB
 
 
-def compiled(directory: Path, **defines: int) -> Path:
-    """The library, in ``directory``; a process that has loaded one keeps it."""
+def compilation(library: str, **defines: int) -> tuple[list[str], str]:
+    """The command that makes the library, and its input. Skips the test where there is no compiler."""
     compiler = shutil.which("cc")
     if compiler is None:
         pytest.skip("there is no C compiler")
-    source, library = directory / "nvml.c", directory / "nvml.so"
-    source.write_text(_SOURCE)
     words = [f"-D{name}={value}" for name, value in {**GPUS, **defines}.items()]
-    subprocess.run([compiler, "-shared", "-fPIC", "-w", *words, "-o", library, source], check=True)
+    return [compiler, "-shared", "-fPIC", "-w", *words, "-o", library, "-x", "c", "-"], _SOURCE
+
+
+def compiled(directory: Path, **defines: int) -> Path:
+    """The library, in ``directory``; a process that has loaded one keeps it."""
+    library = directory / "nvml.so"
+    command, source = compilation(str(library), **defines)
+    subprocess.run(command, input=source, text=True, check=True)
     return library

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from jupyter_torchdist.protocol import inventory
+from jupyter_torchdist.protocol.machine import inventory
 from jupyter_torchdist.protocol.spec import Options
 from tests.strategies.running import Outcome, run_cell
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from .. import __version__
 from ..protocol.errors import TorchDistError, UserError
-from ..protocol.inventory import installed
+from ..protocol.machine.inventory import installed
 from ..views.wording import in_shell
 from . import tools
 

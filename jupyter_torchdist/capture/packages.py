@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ..marshal import byvalue
-from ..protocol import inventory
 from ..protocol.bundle import Package
+from ..protocol.machine import inventory
 from .cell import Capture
 
 _GO_ALONG = frozenset({__name__.partition(".")[0], "cloudpickle", "IPython", "__main__", "__mp_main__"})

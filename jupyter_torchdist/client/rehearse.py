@@ -17,7 +17,7 @@ from typing import IO
 from .. import capture as capturing
 from ..capture import Capture
 from ..planning import memory
-from ..protocol.inventory import local_inventory
+from ..protocol.machine.inventory import local_inventory
 from ..protocol.memory import MemoryPlan, Rehearsed
 from ..protocol.paths import Home
 from ..protocol.plan import Inventory, Plan

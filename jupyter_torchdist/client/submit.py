@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import capture as capturing
-from ..launchers import registry, turns
+from ..launchers import registry
 from ..marshal.portable import is_ours
 from ..planning import software
 from ..planning.topology import make_plan, usable
-from ..protocol import inventory
 from ..protocol.bundle import Manifest
 from ..protocol.errors import OptionError, ResourceError
 from ..protocol.hosts import known_hosts
+from ..protocol.machine import inventory, tickets
 from ..protocol.paths import Home, JobPaths, queue_dir
 from ..protocol.paths import home as default_home
 from ..protocol.plan import Inventory, Plan, is_open, open_gpu
@@ -162,7 +162,7 @@ def launch_bundle(
             paths = jobdir.create_job(home, spec, plan, manifest)
         return _handed_over(spec, manifest, plan, cwd, paths, home, pool)
     except BaseException:
-        turns.leave(spec.job)
+        tickets.leave(spec.job)
         raise
 
 
@@ -230,7 +230,7 @@ def _free(spec: JobSpec, plan: Plan, home: Home, pool: DriverPool) -> Plan:
     inventories = _inventories(spec.options)
     if spec.options.launcher == LOCAL:
         gpus = tuple(gpu.uuid for gpu in usable(spec.options, inventories[0]))
-        entered = turns.enter(turns.Asked(spec.job, plan.world_size, gpus, (os.getpid(),)))
+        entered = tickets.enter(tickets.Asked(spec.job, plan.world_size, gpus, (os.getpid(),)))
         if spec.options.wait and not entered:
             raise ResourceError(
                 f"--wait: {queue_dir()} cannot be used, where the jobs of this machine have their places",
@@ -246,7 +246,7 @@ def _free(spec: JobSpec, plan: Plan, home: Home, pool: DriverPool) -> Plan:
         inventories = _inventories(spec.options)
     plan = _planned_anew(plan, spec, home, inventories)
     if not any(is_open(gpu) for node in plan.nodes for gpu in node.gpus):
-        turns.grant(spec.job, plan.nodes[0].gpus)
+        tickets.grant(spec.job, plan.nodes[0].gpus)
     return plan
 
 
@@ -305,6 +305,7 @@ def _inventories(options: Options) -> tuple[Inventory, ...]:
 def _plan(
     spec: JobSpec, home: Home, inventories: Sequence[Inventory], fits: Callable[[Plan], bool | None] | None = None
 ) -> Plan:
+    inventories = [_without_own(one, home) for one in inventories]
     any_gpu = any(inventory.gpus for inventory in inventories)
     holders = leases.holders(home) if any_gpu and spec.options.ranks is None else []
     own = set() if spec.options.hosts else {os.getpid()}
@@ -318,24 +319,29 @@ def _plan(
     return registry.launcher(spec.options.launcher).planned(plan, spec.options, inventories)
 
 
+def _without_own(inventory: Inventory, home: Home) -> Inventory:
+    """The inventory without the word of jobs of this home that they have a GPU: ``leases`` knows that better."""
+    ours = {gpu for gpu in inventory.gpus if gpu.job and home.job(gpu.job.partition(" ")[0]).root.exists()}
+    return replace(inventory, gpus=tuple(replace(gpu, job="") if gpu in ours else gpu for gpu in inventory.gpus))
+
+
 def _plan_in_turn(
     spec: JobSpec, here: Inventory, busy: dict[str, str], own: set[int], fits: Callable[[Plan], bool | None] | None
 ) -> Plan:
     """The plan on GPUs of this machine for which nobody waits. With ``--wait`` they are left open if there are none."""
-    known = turns.tickets()
-    others = {gpu: one.whose for one in known if one.user != os.getuid() for gpu in one.granted}
     try:
         gpus = [gpu.uuid for gpu in usable(spec.options, here)]
-        if first := turns.ahead(spec.job, gpus, known):
+        if first := tickets.ahead(spec.job, gpus, tickets.counting()):
             raise ResourceError(
                 f"the GPUs of {here.host} have a queue of {len(first)}, and the first is job {first[0].whose}",
                 "--wait takes the next place in it",
             )
-        return make_plan(spec, [here], busy={**busy, **others}, own=own, fits=fits)
+        return make_plan(spec, [here], busy=busy, own=own, fits=fits)
     except ResourceError:
         if not spec.options.wait:
             raise
     everyone = {pid for gpu in here.gpus for pid in gpu.pids}
+    here = replace(here, gpus=tuple(replace(gpu, job="") for gpu in here.gpus))
     plan = make_plan(spec, [here], own=everyone, fits=fits)
     (node,) = plan.nodes
     left_open = tuple(open_gpu(index).uuid for index in range(len(node.gpus)))

@@ -143,8 +143,9 @@ def _free(host: Facts) -> Judged | None:
     gpus = host.inventory.gpus
     if not gpus:
         return None
-    free = sum(not gpu.pids for gpu in gpus)
-    words = f"{free} of {len(gpus)} free" + "".join(f"; {holder}" for holder in host.examined.holders)
+    free = sum(gpu.idle for gpu in gpus)
+    holders = [*(f"GPU {gpu.index} has job {gpu.job}" for gpu in gpus if gpu.job), *host.examined.holders]
+    words = "; ".join([f"{free} of {len(gpus)} free", *holders])
     return (FINE if free else WARNING), words, "wait, or use other hosts"
 
 

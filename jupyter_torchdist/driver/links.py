@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 from collections import deque
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -12,8 +13,8 @@ from typing import Any
 from ..launchers.base import Submission
 from ..protocol.errors import ChannelError, LaunchError, StoreError
 from ..protocol.events import ProfileRequest
-from ..protocol.paths import JobPaths, safe_name
-from ..protocol.plan import NodePlan, Plan
+from ..protocol.paths import JobPaths, safe_name, user_name
+from ..protocol.plan import NodePlan, Plan, is_open
 from ..protocol.process import ProcessId
 from ..protocol.wire.assignment import Assignment
 from ..protocol.wire.channel import Channel
@@ -263,6 +264,8 @@ class Link:
                 "files": {path.name: path.read_text(encoding="utf-8") for path in names},
                 "blobs": list(self._digests or ()),
                 "store": str(self._blob_directory),
+                "gpus": [gpu for gpu in self.node.gpus if not is_open(gpu)],
+                "origin": f"{user_name(os.getuid())}@{socket.gethostname()}",
             }
         )
 

@@ -11,7 +11,7 @@ from typing import Any
 from ..client.failures import add_note
 from ..client.job import Job
 from ..protocol.errors import LaunchError, OptionError
-from ..protocol.inventory import local_inventory
+from ..protocol.machine.inventory import local_inventory
 from ..protocol.spec import Options
 from ..verbs import programs
 from . import following

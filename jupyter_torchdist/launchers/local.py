@@ -7,7 +7,8 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ..protocol.inventory import gpus, local_inventory
+from ..protocol.machine import tickets
+from ..protocol.machine.inventory import gpus, local_inventory
 from ..protocol.plan import Inventory, NodePlan, Plan, is_open
 from ..protocol.spec import Options
 from ..protocol.wire.channel import Channel
@@ -51,7 +52,7 @@ class LocalLauncher(ChannelPerNode):
             if found is None:
                 self._state = EngineState(ENDED, reason="its place in the queue was deleted")
             elif found.gpus:
-                turns.grant(self._job, found.gpus)
+                tickets.grant(self._job, found.gpus)
                 self._state = EngineState(gpus=found.gpus)
             else:
                 self._state = EngineState(QUEUED, found.position, found.reason)
@@ -67,14 +68,14 @@ class LocalLauncher(ChannelPerNode):
     def cancel(self) -> None:
         """Agents end their ranks themselves."""
         if self._held is not None:
-            turns.leave(self._job)
+            tickets.leave(self._job)
             os.close(self._held)
             self._held = None
 
     def _take_place(self, plan: Plan) -> None:
         self._job = plan.job
         if any(node.gpus for node in plan.nodes):
-            self._held = turns.hold(plan.job)
+            self._held = tickets.hold(plan.job)
 
 
 def _waits(plan: Plan) -> bool:

@@ -1,69 +1,16 @@
-"""Whose turn it is on the GPUs of this machine: one file for each job on them, in a directory of all its users.
+"""Whose turn it is on the GPUs of this machine: the first of the jobs that could take the same GPUs takes them.
 
-A job's file holds what it asks for and, once it has its turn, the GPUs that it has. The job's driver keeps the file
-locked until the job ends: a file that nobody locks counts for nothing. The order is that of the files' change times,
-which no user can set. The first of those that could take the same GPUs takes them as soon as enough are free.
+It takes them as soon as enough are free. The jobs' places are files (``protocol/machine/tickets.py``).
 """
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
-import os
-import stat
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from ..planning.topology import free_of, occupants
-from ..protocol import codec
-from ..protocol.paths import is_safe, queue_dir, user_name
+from ..protocol.machine import tickets
 from ..protocol.plan import Gpu
-from ..protocol.typed import Record
-
-YOUNG = 10.0
-"""Seconds within which a driver locks the file of a new job."""
-
-TICK = 0.02
-"""Seconds in which the clock of the file system moves on: then every file that is older can be seen."""
-
-LARGEST = 64 * 1024
-"""Bytes of a file that are read: another user wrote it."""
-
-
-@dataclass(frozen=True)
-class Asked(Record):
-    """What a job asks for: ``count`` of the GPUs with these UUIDs. ``own``: processes that do not make a GPU busy."""
-
-    job: str
-    count: int
-    gpus: tuple[str, ...]
-    own: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True)
-class Granted(Record):
-    """The GPUs that a job has."""
-
-    granted: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Ticket:
-    """A job's file. ``changed`` in nanoseconds since the epoch."""
-
-    asked: Asked
-    granted: tuple[str, ...]
-    user: int
-    changed: int
-
-    @property
-    def whose(self) -> str:
-        """``20260102-030405-0a0b0c``, of another user ``20260102-030405-0a0b0c of alice``."""
-        if self.user == os.getuid():
-            return self.asked.job
-        return f"{self.asked.job} of {user_name(self.user)}"
 
 
 @dataclass(frozen=True)
@@ -75,146 +22,19 @@ class Turn:
     reason: str = ""
 
 
-def enter(asked: Asked) -> bool:
-    """Take the next place. False where the directory cannot be used, so that no job has a place."""
-    directory = _directory()
-    if directory is None:
-        return False
-    _clean(directory)
-    try:
-        fd = os.open(directory / asked.job, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-    except OSError:
-        return False
-    os.fchmod(fd, 0o644)  # others read it, whatever the umask says
-    _write(fd, asked)
-    time.sleep(TICK)
-    return True
-
-
-def grant(job: str, gpus: Sequence[str]) -> None:
-    """Write that the job has these GPUs. A job without a file needs no one's leave."""
-    with contextlib.suppress(OSError):
-        _write(os.open(_path(job), os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC), Granted(tuple(gpus)))
-
-
-def leave(job: str) -> None:
-    """Give up the place, or the GPUs."""
-    with contextlib.suppress(OSError):
-        os.unlink(_path(job))
-
-
-def hold(job: str) -> int | None:
-    """Lock the job's file, as long as the descriptor is open; None if there is none."""
-    try:
-        fd = os.open(_path(job), os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return None
-    fcntl.flock(fd, fcntl.LOCK_SH)
-    return fd
-
-
-def tickets() -> list[Ticket]:
-    """The files that count, in their order."""
-    directory = _directory()
-    try:
-        names = [] if directory is None else os.listdir(directory)
-    except OSError:
-        return []
-    found = [ticket for name in names if directory and is_safe(name) and (ticket := _read(directory / name))]
-    return sorted(found, key=lambda ticket: (ticket.changed, ticket.asked.job))
-
-
-def ahead(job: str, gpus: Sequence[str], among: Sequence[Ticket]) -> list[Ticket]:
-    """Who waits before the job, for a GPU of ``gpus``. All that wait, for a job that has no place."""
-    found = []
-    for ticket in among:
-        if ticket.asked.job == job:
-            break
-        if not ticket.granted and set(ticket.asked.gpus) & set(gpus):
-            found.append(ticket)
-    return found
-
-
 def turn(job: str, present: Sequence[Gpu]) -> Turn | None:
     """Whether it is the job's turn on the machine's GPUs; None if the job has no place any more."""
-    known = tickets()
+    known = tickets.counting()
     asked = next((ticket.asked for ticket in known if ticket.asked.job == job), None)
     if asked is None:
         return None
-    first = ahead(job, asked.gpus, known)
+    first = tickets.ahead(job, asked.gpus, known)
     mine = tuple(gpu for gpu in present if gpu.uuid in asked.gpus)
     busy = {gpu: ticket.whose for ticket in known if ticket.asked.job != job for gpu in ticket.granted}
     free = free_of(mine, busy, set(asked.own))
     if not first and len(free) >= asked.count:
-        chosen = sorted(sorted(free, key=lambda gpu: bool(gpu.pids))[: asked.count], key=lambda gpu: gpu.index)
+        chosen = sorted(sorted(free, key=lambda gpu: not gpu.idle)[: asked.count], key=lambda gpu: gpu.index)
         return Turn(tuple(gpu.uuid for gpu in chosen))
     words = [f"after job {first[-1].whose}"] if first else []
     words += [f"{len(free)} free, {asked.count} wanted", occupants(mine, busy, set(asked.own))]
     return Turn((), len(first) + 1, "; ".join(filter(None, words)))
-
-
-def _write(fd: int, line: Record) -> None:
-    """At once, because others may read the file meanwhile."""
-    try:
-        os.write(fd, codec.dumps(line.to_json()).encode() + b"\n")
-    finally:
-        os.close(fd)
-
-
-def _path(job: str) -> Path:
-    return queue_dir() / job
-
-
-def _directory() -> Path | None:
-    """The directory, made if it is missing. None if other users could change this user's files in it."""
-    directory = queue_dir()
-    with contextlib.suppress(OSError):
-        directory.mkdir()
-        directory.chmod(0o1777)
-    try:
-        found = directory.lstat()
-    except OSError:
-        return None
-    private = found.st_uid == os.getuid() and not found.st_mode & 0o022
-    sticky = bool(found.st_mode & stat.S_ISVTX)
-    return directory if stat.S_ISDIR(found.st_mode) and (private or sticky) else None
-
-
-def _read(path: Path) -> Ticket | None:
-    """None for what is no file of a job, and for a file that nobody holds."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:
-        return None
-    try:
-        found = os.fstat(fd)
-        if not stat.S_ISREG(found.st_mode) or found.st_size > LARGEST or not _counts(fd, found):
-            return None
-        lines = os.read(fd, LARGEST).split(b"\n")[:-1]
-        asked = Asked.from_json(codec.loads(lines[0]))
-        granted = Granted.from_json(codec.loads(lines[1])).granted if len(lines) > 1 else ()
-    except (OSError, ValueError, IndexError):
-        return None
-    finally:
-        os.close(fd)
-    return Ticket(asked, granted, found.st_uid, found.st_ctime_ns) if asked.job == path.name else None
-
-
-def _counts(fd: int, found: os.stat_result) -> bool:
-    """Whether somebody holds the file, or may not have come to it."""
-    if time.time() - found.st_ctime < YOUNG:
-        return True
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return True
-    return False
-
-
-def _clean(directory: Path) -> None:
-    """Remove this user's files that nobody holds."""
-    with contextlib.suppress(OSError):
-        for entry in os.scandir(directory):
-            mine = entry.is_file(follow_symlinks=False) and entry.stat(follow_symlinks=False).st_uid == os.getuid()
-            if mine and _read(Path(entry.path)) is None:
-                os.unlink(entry.path)

@@ -22,7 +22,7 @@ from typing import Any
 
 from ..protocol.bundle import Manifest, Package
 from ..protocol.errors import CaptureError, DamagedJob
-from ..protocol.inventory import installed
+from ..protocol.machine.inventory import installed
 from ..protocol.paths import Home
 from . import codes, mapping, portable, rebuild
 

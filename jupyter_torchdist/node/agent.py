@@ -12,7 +12,6 @@ import secrets
 import selectors
 import signal
 import socket
-import struct
 import time
 import traceback
 from collections.abc import Callable, Mapping
@@ -21,15 +20,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..protocol import codec, inventory
+from ..protocol import codec
 from ..protocol.disk import in_words
 from ..protocol.errors import ChannelError
+from ..protocol.machine import inventory
+from ..protocol.machine.tickets import Kept
 from ..protocol.paths import JobPaths, safe_name, scratch_dir
 from ..protocol.plan import Inventory
-from ..protocol.process import ProcessId, job_token_of, session_of
+from ..protocol.process import ProcessId, children, job_token_of, session_of
 from ..protocol.wire import messages
 from ..protocol.wire.assignment import Assignment
 from ..protocol.wire.channel import Channel
+from ..protocol.wire.connect import peer_uid
 from .file_watch import Changes
 from .gauges import GaugeWatch
 from .nodejob import NodeJob
@@ -101,6 +103,7 @@ class Agent:
         if self._changes.fd >= 0:
             self._selector.register(self._changes.fd, selectors.EVENT_READ, lambda mask: self._changes.drain())
         self._gauges = GaugeWatch()
+        self._gpus = Kept()
         self._idle_since = time.monotonic()
         self._starts = Starts(directory / "zygote.log", self._jobs, self._register, self._unregister)
 
@@ -161,10 +164,18 @@ class Agent:
                 self._changed = now
             self._ship(name, job, now)
         self._gauges.turn(self._jobs, now)
+        self._gpus.only(self._may_run)
         self._drop_silent(now)
         self._care_for_orphans(now)
         if self._starts.turn(now):
             self._changed = now
+
+    def _may_run(self, name: str) -> bool:
+        """Whether ranks of the job run here, or its driver may start them."""
+        job = self._jobs.get(name)
+        if job is not None and job.state != "ended":
+            return True
+        return any(peer.job == name for peer in self._peers) and (job is None or job.may_restart)
 
     def _look_for_an_end(self, now: float) -> None:
         with contextlib.suppress(OSError):
@@ -175,7 +186,7 @@ class Agent:
     def _reap(self) -> None:
         self._starts.reap()
         self._orphans.reap()
-        for pid in _children() - self._known():  # known processes are reaped by their Popen
+        for pid in children() - self._known():  # known processes are reaped by their Popen
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, os.WNOHANG)
 
@@ -190,7 +201,7 @@ class Agent:
         if any(other is not job and other.state != "ended" for other in self._jobs.values()):
             return []
         zygotes = {zygote.process.pid for zygote in self._starts.pool.zygotes.values()}
-        orphans = [ProcessId.of(pid) for pid in _children() - self._known()]
+        orphans = [ProcessId.of(pid) for pid in children() - self._known()]
         return [p for p in orphans if p.ticks and session_of(p.pid) not in zygotes and not job_token_of(p.pid)]
 
     # -- connections
@@ -216,7 +227,7 @@ class Agent:
         except OSError:
             self._turn_away()
             return
-        if _peer_uid(connection) != os.getuid():
+        if peer_uid(connection) != os.getuid():
             connection.close()
             return
         fd = connection.detach()
@@ -329,7 +340,11 @@ class Agent:
         self._stop = True
 
     def _on_prepare(self, peer: Peer, said: messages.Prepare, body: bytes) -> None:
-        """On a node without the driver's disk: store the job's files, answer which blobs are missing."""
+        """On a node without the driver's disk: take its GPUs, store its files, answer which blobs are missing."""
+        peer.job = said.job
+        if said.gpus and (taken := self._gpus.claim(said.job, said.gpus, said.origin, inventory.gpus())):
+            peer.channel.send({"type": "refused", "job": said.job, "reason": taken})
+            return
         missing = prepare(peer.scratch, said.job, said.files, said.blobs, said.store)
         peer.channel.send({"type": "missing", "job": said.job, "blobs": missing})
 
@@ -398,6 +413,8 @@ class Agent:
     def _follow(self, peer: Peer, job: NodeJob, shared: bool, offsets: dict[str, int]) -> None:
         peer.job = job.paths.job
         job.shared = shared
+        if not shared:
+            self._gpus.hold(job.paths.job)
         self._orphans.claimed(job.paths.job)
         peer.shipments[job.paths.job] = Shipment(peer.channel, job.paths, job.node, shared, dict(offsets))
 
@@ -421,6 +438,7 @@ class Agent:
             self._changed = time.monotonic()
         else:
             self._ended_early[said.job] = said.attempt
+            peer.job = None
             discard(replica_paths(peer.scratch, said.job))
             peer.channel.send({"type": "ended", "job": said.job, "attempt": said.attempt})
 
@@ -472,18 +490,3 @@ class Agent:
         self._orphans.claimed(name)
         self._starts.forget(name)
         self._changes.forget(name)
-
-
-def _children() -> set[int]:
-    """Processes whose parent is this one."""
-    try:
-        with open(f"/proc/self/task/{os.getpid()}/children") as file:
-            return {int(pid) for pid in file.read().split()}
-    except OSError:
-        return set()
-
-
-def _peer_uid(connection: socket.socket) -> int:
-    """User id of the process at the other end (unix(7), SO_PEERCRED)."""
-    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    return int(struct.unpack("3i", raw)[1])

@@ -7,6 +7,7 @@ import os
 import resource
 import sys
 
+from ..protocol.machine import tickets
 from ..protocol.process import JOB_TOKEN, JOB_TOKEN_LENGTH
 from ..protocol.wire.assignment import Assignment
 
@@ -55,7 +56,11 @@ def stamp_job_token(token: str) -> None:
 
 
 def enter(assignment: Assignment) -> None:
-    """Apply the notebook's environment, working directory, ``sys.path``, umask and resource limits to this process."""
+    """Apply the notebook's environment, working directory, ``sys.path``, umask and resource limits to this process.
+
+    From now on this process and its forks keep the job's GPUs, with or without agent and driver.
+    """
+    tickets.hold(assignment.job)
     world = assignment.world
     os.environ.clear()
     os.environ.update(rank_environment(assignment))

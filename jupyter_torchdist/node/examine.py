@@ -17,7 +17,7 @@ from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 
-from ..protocol.nvml import Nvml
+from ..protocol.machine.nvml import Nvml
 from ..protocol.wire import frames
 from ..protocol.wire.messages import Examined, InfinibandPort
 from .routes import interfaces

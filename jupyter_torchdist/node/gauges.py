@@ -16,7 +16,7 @@ from queue import Empty, SimpleQueue
 from ..protocol import codec
 from ..protocol.disk import read_plain
 from ..protocol.gauges import Gauges, rounded
-from ..protocol.nvml import Nvml
+from ..protocol.machine.nvml import Nvml
 from ..protocol.paths import JobPaths
 from ..protocol.plan import Plan
 from ..protocol.process import ProcessId

@@ -116,6 +116,11 @@ class NodeJob:
         return self._plan.grace
 
     @property
+    def may_restart(self) -> bool:
+        """Whether the driver may start another attempt."""
+        return self.attempt <= self._plan.restarts
+
+    @property
     def _limit(self) -> int:
         """Bytes of files that go to the notebook; none from a node that shares the driver's disk."""
         if self.shared:

@@ -10,7 +10,7 @@ import os
 import selectors
 import sys
 
-from ..protocol import inventory
+from ..protocol.machine import inventory
 from ..protocol.paths import runtime_dir
 from ..protocol.process import JOB_TOKEN
 from ..protocol.wire import frames

@@ -10,7 +10,7 @@ import struct
 from collections.abc import Mapping
 from dataclasses import replace
 
-from ..protocol.inventory import gpus, visible
+from ..protocol.machine.inventory import gpus, visible
 from ..protocol.plan import NodePlan, Plan, is_open
 from ..protocol.wire.assignment import Assignment
 

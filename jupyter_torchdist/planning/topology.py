@@ -196,7 +196,7 @@ def _choose(wanted: int | None, inventory: Inventory, busy: Mapping[str, str], o
             "end the jobs that use them: `%dist cancel JOB`, --replace; on this machine --wait waits",
         )
     # GPUs without processes come before a GPU that the kernel itself uses.
-    free.sort(key=lambda gpu: bool(gpu.pids))
+    free.sort(key=lambda gpu: not gpu.idle)
     return tuple(sorted(free[: wanted or len(free)], key=lambda gpu: gpu.index))
 
 
@@ -209,7 +209,7 @@ def usable(options: Options, inventory: Inventory) -> tuple[Gpu, ...]:
 
 def free_of(gpus: Sequence[Gpu], busy: Mapping[str, str], own: Collection[int]) -> list[Gpu]:
     """Those that no job has and no process uses, except ``own``."""
-    return [gpu for gpu in gpus if gpu.uuid not in busy and set(gpu.pids) <= set(own)]
+    return [gpu for gpu in gpus if not (gpu.job or gpu.uuid in busy) and set(gpu.pids) <= set(own)]
 
 
 def _gpus(count: int) -> str:
@@ -224,8 +224,8 @@ def occupants(gpus: Sequence[Gpu], busy: Mapping[str, str], own: Collection[int]
     """``GPU 0 has job 20260102-030405-0a0b0c; GPU 1 has process 4711 (2.0 GiB)``."""
     words = []
     for gpu in gpus:
-        if gpu.uuid in busy:
-            words.append(f"GPU {gpu.index} has job {busy[gpu.uuid]}")
+        if job := busy.get(gpu.uuid, gpu.job):
+            words.append(f"GPU {gpu.index} has job {job}")
         elif strangers := set(gpu.pids) - set(own):
             pids = ", ".join(str(pid) for pid in sorted(strangers))
             words.append(f"GPU {gpu.index} has process {pids} ({gpu.memory_used / 1024**3:.1f} GiB)")

@@ -60,7 +60,7 @@ def runtime_dir() -> Path:
 
 
 def queue_dir() -> Path:
-    """Where the jobs of all users of this machine say which GPUs they have or wait for (``launchers/turns.py``)."""
+    """Where the jobs of all users of this machine say which GPUs they have or wait for."""
     return Path(os.environ.get("TORCHDIST_QUEUE", "/tmp/torchdist-queue"))
 
 

@@ -25,6 +25,13 @@ class Gpu:
     memory_used: int
     pids: tuple[int, ...] = ()
     """Processes that hold memory on it, as seen from this pid namespace."""
+    job: str = ""
+    """The job that has it: ``20260102-030405-0a0b0c of alice@laptop``; empty: none."""
+
+    @property
+    def idle(self) -> bool:
+        """Whether no process uses it and no job has it."""
+        return not self.pids and not self.job
 
     def is_a(self, kind: str) -> bool:
         """Whether the words of ``kind`` stand in the name: ``A10`` is in ``NVIDIA A10``, not in ``NVIDIA A100``."""

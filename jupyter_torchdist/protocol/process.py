@@ -254,3 +254,12 @@ _EXIT_CAUSES = {
     137: "SIGKILL",
     143: "SIGTERM",
 }
+
+
+def children() -> set[int]:
+    """Processes whose parent is this one."""
+    try:
+        with open(f"/proc/self/task/{os.getpid()}/children") as file:
+            return {int(pid) for pid in file.read().split()}
+    except OSError:
+        return set()

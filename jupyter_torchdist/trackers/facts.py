@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 from .. import __version__
 from ..protocol.bundle import Captured, Manifest
-from ..protocol.inventory import installed
+from ..protocol.machine.inventory import installed
 from ..protocol.paths import JobPaths
 from ..protocol.plan import Plan
 from ..protocol.spec import JobSpec, Options

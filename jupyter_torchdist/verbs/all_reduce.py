@@ -36,7 +36,7 @@ if dist.get_rank() == 0:
 
 def all_reduce(hosts: Sequence[Facts], settings: Sequence[str]) -> Check:
     """A rank on each host, on a GPU if one is free on all; two on a single host."""
-    free = [sum(not gpu.pids for gpu in host.inventory.gpus) for host in hosts]
+    free = [sum(gpu.idle for gpu in host.inventory.gpus) for host in hosts]
     each = 2 if len(hosts) == 1 else 1
     names = ",".join(f"{host.host}:{each}" for host in hosts)
     words = ["--hosts", names, *(f"--host-option={setting}" for setting in settings), "--timeout", f"{SECONDS:g}s"]

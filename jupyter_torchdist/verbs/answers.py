@@ -17,7 +17,7 @@ from ..client.job import Job, attach
 from ..client.submit import Request, prepare
 from ..protocol import codec
 from ..protocol.errors import UserError
-from ..protocol.inventory import local_inventory
+from ..protocol.machine.inventory import local_inventory
 from ..protocol.typed import Record
 from ..protocol.wire import agents
 from ..store import catalog, gauges, logs, tracking

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from ..diagnosis.hosts import FAULT, FINE, WARNING, Check
 from ..protocol import releases
 from ..protocol.errors import TorchDistError
-from ..protocol.inventory import local_inventory
+from ..protocol.machine.inventory import local_inventory
 from ..protocol.paths import home, make_private, runtime_dir
 from ..protocol.plan import Inventory
 from ..protocol.wire import agents

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ..protocol.errors import OptionError
-from ..protocol.inventory import local_inventory
+from ..protocol.machine.inventory import local_inventory
 from ..protocol.spec import BY_FLAG, Options
 from .torchrun_logs import Output, parse_std
 from .waiting import ENDING

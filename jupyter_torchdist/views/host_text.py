@@ -47,7 +47,7 @@ def _gpus(host: Inventory) -> str:
     """``6 of 8 free, H200``."""
     if not host.gpus:
         return "none"
-    free = sum(not gpu.pids for gpu in host.gpus)
+    free = sum(gpu.idle for gpu in host.gpus)
     names = ", ".join(dict.fromkeys(gpu.name for gpu in host.gpus))
     return f"{free} of {len(host.gpus)} free, {names}"
 

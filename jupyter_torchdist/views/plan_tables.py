@@ -129,6 +129,7 @@ def inventory_table(inventories: Sequence[Inventory]) -> str:
         lines += [
             f"  GPU {gpu.index}  {gpu.name}  {size(gpu.memory_used)} of {size(gpu.memory)} in use  {gpu.uuid}"
             + (f"  by {', '.join(map(str, gpu.pids))}" if gpu.pids else "")
+            + (f"  of job {gpu.job}" if gpu.job else "")
             for gpu in node.gpus
         ]
         if not node.gpus:

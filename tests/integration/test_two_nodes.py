@@ -25,7 +25,7 @@ from jupyter_torchdist.driver.run import Driver
 from jupyter_torchdist.launchers.base import ChannelPerNode
 from jupyter_torchdist.planning.topology import make_plan
 from jupyter_torchdist.protocol.gauges import Gauges
-from jupyter_torchdist.protocol.inventory import local_inventory
+from jupyter_torchdist.protocol.machine.inventory import local_inventory
 from jupyter_torchdist.protocol.paths import Home, JobPaths
 from jupyter_torchdist.protocol.plan import Inventory, NodePlan
 from jupyter_torchdist.protocol.process import job_token, processes_of_job

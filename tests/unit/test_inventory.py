@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from jupyter_torchdist.protocol import codec
-from jupyter_torchdist.protocol.inventory import local_inventory, visible
+from jupyter_torchdist.protocol.machine.inventory import local_inventory, visible
 from jupyter_torchdist.protocol.plan import Gpu, Inventory
 from tests.nvml import compiled
 
@@ -28,7 +28,7 @@ def ask(tmp_path: Path) -> Ask:
         if cuda_visible_devices is not None:
             environ["CUDA_VISIBLE_DEVICES"] = cuda_visible_devices
         program = (
-            "from jupyter_torchdist.protocol import codec, inventory\n"
+            "from jupyter_torchdist.protocol import codec; from jupyter_torchdist.protocol.machine import inventory\n"
             "print(codec.dumps(inventory.local_inventory().to_json()))"
         )
         done = subprocess.run([sys.executable, "-c", program], env=environ, check=True, capture_output=True)

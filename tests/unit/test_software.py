@@ -11,9 +11,9 @@ import pytest
 
 from jupyter_torchdist.capture import capture_cell, packages
 from jupyter_torchdist.planning.software import compare, install
-from jupyter_torchdist.protocol import inventory
 from jupyter_torchdist.protocol.bundle import Package
 from jupyter_torchdist.protocol.errors import ResourceError
+from jupyter_torchdist.protocol.machine import inventory
 from jupyter_torchdist.protocol.plan import Inventory, Reach, Software
 
 MODULES = ("einops", "numpy", "pip")

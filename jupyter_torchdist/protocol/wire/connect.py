@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import socket
+import struct
 import subprocess
 import time
 from pathlib import Path
@@ -97,3 +98,9 @@ def _tell(pipe: Path, line: str) -> None:
             os.close(fd)
     except OSError as error:
         raise LaunchError(f"the engine's process at {pipe} does not answer ({error.strerror})") from error
+
+
+def peer_uid(connection: socket.socket) -> int:
+    """User id of the process at the other end (unix(7), SO_PEERCRED)."""
+    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    return int(struct.unpack("3i", raw)[1])

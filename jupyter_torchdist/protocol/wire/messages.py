@@ -60,13 +60,16 @@ class Warm(Record):
 class Prepare(Record):
     """Files of a job and digests of its blobs, for a node without the driver's disk.
 
-    ``store``: the driver's directory of blobs, which the node may see.
+    ``store``: the driver's directory of blobs, which the node may see. ``gpus``: UUIDs of those that the job needs.
     """
 
     job: str
     files: Files
     blobs: tuple[str, ...]
     store: str = ""
+    gpus: tuple[str, ...] = ()
+    origin: str = ""
+    """Who started the job from where, ``alice@laptop``."""
 
 
 @dataclass(frozen=True)
@@ -311,7 +314,7 @@ class Quiet(Record):
 
 @dataclass(frozen=True)
 class RefusedJob(Record):
-    """The node cannot do what it was told (a full disk, no process to be had)."""
+    """The node cannot do what it was told (a full disk, no process to be had, a GPU that another job has)."""
 
     job: str
     reason: str

@@ -7,7 +7,7 @@ import os
 from types import TracebackType
 from typing import Any
 
-from .plan import Gpu
+from ..plan import Gpu
 
 Device = ctypes.c_void_p
 

@@ -12,9 +12,10 @@ from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
 
+from ..paths import scratch_dir
+from ..plan import Gpu, Inventory, Software
+from . import tickets
 from .nvml import Nvml
-from .paths import scratch_dir
-from .plan import Gpu, Inventory, Software
 
 
 def local_inventory(environ: Mapping[str, str] | None = None) -> Inventory:
@@ -24,7 +25,7 @@ def local_inventory(environ: Mapping[str, str] | None = None) -> Inventory:
         host=socket.gethostname(),
         cores=_cores(),
         memory=_available_memory(),
-        gpus=visible(gpus(), environ.get("CUDA_VISIBLE_DEVICES")),
+        gpus=visible(tickets.with_jobs(gpus()), environ.get("CUDA_VISIBLE_DEVICES")),
         python=sys.version.split()[0],
         torch=installed("torch"),
         disk=_free_disk(scratch_dir(environ)),

@@ -63,6 +63,31 @@ td.barrier()
 """
 
 
+STALL = """\
+%%distribute --ranks 4 --name stuck --stall 5s
+from torch import distributed as dist
+
+def augment(step):
+    if td.rank == 2 and step == 30:
+        time.sleep(600)
+
+for step in range(100):
+    augment(step)
+    dist.all_reduce(torch.ones(10))
+    print(f"step {step}")
+    time.sleep(0.05)
+"""
+
+MISMATCH = """\
+%%distribute --ranks 2 --name mismatch
+from torch import distributed as dist
+
+for step in range(100):
+    gradients = torch.ones(10 if td.rank or step < 30 else 20)
+    dist.all_reduce(gradients)
+    print(f"step {step}")
+"""
+
 DISPLAY = """\
 %%distribute --ranks 2 --name digits --background
 import matplotlib.pyplot as plt
@@ -83,12 +108,14 @@ def main() -> None:
             in_notebook(chromium, server)
             of_tabs(chromium, server, "light")
             of_rich_output_and_failure(chromium, server, "light")
+            of_findings(chromium, server, "light")
         settings = Path(directory) / "dark" / "settings"
         write_settings(settings, "apputils-extension/themes", theme="JupyterLab Dark")
         with jupyter(Path(directory) / "dark") as server:
             dark(chromium, server)
             of_tabs(chromium, server, "dark")
             of_rich_output_and_failure(chromium, server, "dark")
+            of_findings(chromium, server, "dark")
     print(f"written: {PICTURES}")
 
 
@@ -179,6 +206,20 @@ def of_rich_output_and_failure(chromium: Browser, server: Jupyter, theme: str) -
     with running(chromium, server, "notebook", f"failure-{theme}", FAIL) as (_, view):
         expect(view.get_by_role("button", name=re.compile("Show . lines"))).to_be_attached(timeout=120_000)
         PICTURES.joinpath(f"failure-{theme}.png").write_bytes(view.screenshot())
+
+
+def of_findings(chromium: Browser, server: Jupyter, theme: str) -> None:
+    """A job that stalls, and one that failed with a cause that its exception does not say."""
+    with running(chromium, server, "notebook", f"stall-{theme}", STALL) as (_, view):
+        expect(view.locator(".td-waits")).to_contain_text("rank 2", timeout=120_000)
+        expect(view).to_contain_text("stalled", timeout=120_000)
+        PICTURES.joinpath(f"stall-{theme}.png").write_bytes(view.screenshot())
+        view.get_by_role("button", name="Cancel", exact=True).click()
+        view.get_by_role("button", name="Cancel job").click()
+        expect(view).to_contain_text("cancelled", timeout=120_000)
+    with running(chromium, server, "notebook", f"finding-{theme}", MISMATCH) as (_, view):
+        expect(view.locator(".td-failure-cause")).to_be_visible(timeout=120_000)
+        PICTURES.joinpath(f"finding-{theme}.png").write_bytes(view.screenshot())
 
 
 def take(page: Page, name: str) -> None:

@@ -142,6 +142,9 @@ class Case:
             if kind.code == "world-incomplete" and int(words.get("here", 0)) > int(words.get("all", 0)):
                 kind = BY_CODE["bootstrap-mismatch"]
                 words["reason"] = f"{words['here']} of {words['all']} ranks have checked in"
+            if "sent" in words:  # Gloo's
+                receiver = "a rank" if rank is None else f"rank {rank}"
+                words["reason"] = f"{receiver} was sent {words['sent']} bytes and expected {words['expected']}"
             aborted = kind.code == "rank-exited" and "Aborted" in line.text  # a library said why before
             order = Order.UNCLEAR if aborted else kind.order
             yield Candidate(kind, rank, line.node, words, (line,), soft, root, order)

@@ -121,6 +121,13 @@ def test_time_outs_are_compared_over_ranks(works: list[tuple[int, int, str, int]
     assert (found.code, found.rank) == (code, rank)
 
 
+def test_sizes_that_gloo_compares_are_said_in_words() -> None:
+    [found] = findings("[rank1]: [enforce fail at pair.cc:456] op.preamble.length <= op.nbytes. 20 vs 12. Received\n")
+    assert found.sentence == (
+        "Ranks call different collectives at the same point: rank 1 was sent 20 bytes and expected 12."
+    )
+
+
 @pytest.mark.parametrize(
     ("line", "rank", "node", "text"),
     [

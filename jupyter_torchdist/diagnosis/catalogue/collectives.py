@@ -19,7 +19,7 @@ KINDS = (
             ),
             r"Detected mismatch between collectives",
             r"Mismatched collective detected",
-            r"op.preamble.length <= op.nbytes. (?P<reason>\d+ vs \d+)",
+            r"op.preamble.length <= op.nbytes. (?P<sent>\d+) vs (?P<expected>\d+)",
             r"eceived data size doesn't match expected size",
             r"DDP expects same model across all ranks(?P<reason>)",
             r"parameters? (?:shapes?|sizes?) .{0,40}do not match across ranks",

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from . import trainers
 from .streams import flight
 
 PASSES = 8
@@ -70,7 +71,7 @@ class Alone:
                 self._over = True
                 self._say(
                     f"{passes} backward passes and no collective: each of the {dist.get_world_size()} ranks trains a "
-                    f"model of its own, {self._consequence}. {_accelerate() or self._remedy}"
+                    f"model of its own, {self._consequence}. {trainers.why_alone() or self._remedy}"
                 )
 
     def _noting(self, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -98,15 +99,3 @@ def _communicates_otherwise() -> bool:
     rpc: Any = sys.modules.get("torch.distributed.rpc")
     called = getattr(rpc, "_is_current_rpc_agent_set", None)
     return bool(called and called()) or any(name in sys.modules for name in _OTHER_WAYS)
-
-
-def _accelerate() -> str | None:
-    """The remedy if accelerate's settings caused it, else None."""
-    state: Any = getattr(sys.modules.get("accelerate.state"), "PartialState", None)
-    kind = None if state is None else state._shared_state.get("distributed_type")
-    if kind is None or kind.value != "NO":
-        return None
-    return (
-        "accelerate took it for one process (DistributedType.NO), as it does on CPU ranks unless it is told: "
-        "Accelerator(cpu=True), or --env ACCELERATE_USE_CPU=1"
-    )

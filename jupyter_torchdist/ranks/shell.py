@@ -9,13 +9,12 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import ModuleType
 from typing import Any, NoReturn
 
 from ..marshal import commands
 from ..protocol.errors import UserError
-from . import nested
 from .afterimport import Change, after_import
 from .streams.display import Display, Frontend
 
@@ -117,26 +116,9 @@ def install(display: Display, namespace: dict[str, Any], *, program: bool = Fals
         "matplotlib": _draw_into_memory,
         "matplotlib.pyplot": lambda module: vars(module).update(show=lambda *_, **__: display.figures()),
         "tqdm.notebook": _text_bars,
-        "accelerate.launchers": _without_launchers,
-        "accelerate": _without_launchers,
     }
     after_import(changes)
     return shell
-
-
-def _without_launchers(module: ModuleType) -> None:
-    """Accelerate's launchers would wait for ranks that nobody starts."""
-    for name in {"notebook_launcher", "debug_launcher"} & vars(module).keys():
-        setattr(module, name, _refusing(name))
-
-
-def _refusing(name: str) -> Callable[..., NoReturn]:
-    def refuse(function: Any = None, *_: Any, **__: Any) -> NoReturn:
-        called = getattr(function, "__qualname__", "function")
-        raise nested.refusal(f"{name}({called})", f"{called}(…)")
-
-    refuse.__name__ = refuse.__qualname__ = name
-    return refuse
 
 
 def _stand_in(verbs: dict[str, Any]) -> None:

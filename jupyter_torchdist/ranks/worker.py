@@ -31,7 +31,7 @@ from ..protocol.spec import PROGRAMS, JobSpec
 from ..states import Place
 from ..strategies.core import rank_context
 from ..usercode.source import remember_cell
-from . import api, bootstrap, children, counted, execution, failures, group, reference, shell
+from . import api, bootstrap, children, execution, failures, group, reference, shell, trainers
 from .alone import Alone
 from .autolog import Autolog
 from .batches import Batches
@@ -132,6 +132,7 @@ class Rank:
                 self.alone.end()
             for way in self.ways():
                 way.finish(vars(self.main))
+            self.trainers.finish()
             _finish_saving()
             self.begin_to_end()
             execution.join_threads()
@@ -167,11 +168,10 @@ class Rank:
         self.batches.install()
         self.shell = shell.install(self.display, vars(self.main), program=self.program)
         children.install(self.main)
+        self.trainers = trainers.install(plan, self.number, device, self.recorder.log, self.note)
         remember_cell(spec.source, spec.label, spec.first_line)
         self.part = mine = self.take_part(plan, device, alone)
         loaded = marshal.load_bundle(manifest, self.blobs, self.main, source_dir=self.paths.source)
-        if told := counted.note(vars(self.main), plan.world_size):
-            self.note(told)
         attributes = ModuleAttributes(vars(self.main), manifest.bound, self.note)
         carried = Carried(vars(self.main), Place((spec.source,), self.number, str(device)), self.note, loaded.unread)
         if mine.automatic is not None:
@@ -241,7 +241,7 @@ class Rank:
 
         if reason := reason_to_leave(code, names):
             self.part.automatic.stand_aside(reason)
-            self.part.automatic = None
+            self.part.automatic, self.trainers.strategy = None, self.part.context.plan
 
     def look_for_others(self, spec: JobSpec, code: CodeType | None, names: Mapping[str, Any]) -> None:
         """Without automatic training, watch whether the ranks communicate at all."""

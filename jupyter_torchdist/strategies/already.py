@@ -120,11 +120,15 @@ def distributed_by(code: CodeType, names: Mapping[str, Any]) -> str | None:
 
 
 def _homes(value: object) -> Iterator[object]:
-    """The names of the modules that define a value; for a class also the modules of its base classes."""
-    if isinstance(value, type):
-        yield from (getattr(base, "__module__", None) for base in value.__mro__)
+    """The names of the modules that define a value; for a class, and for an object such as a ``Trainer``, also the
+    modules of the base classes. A model may be a ``LightningModule`` in a loop for one device."""
+    if isinstance(value, ModuleType):
+        yield value.__name__
+    elif isinstance(value, type) or not callable(value):
+        kind = value if isinstance(value, type) else type(value)
+        yield from (getattr(base, "__module__", None) for base in kind.__mro__)
     else:
-        yield getattr(value, "__module__" if callable(value) else "__name__", None)
+        yield getattr(value, "__module__", None)
 
 
 def _is_of_a_package(module: object) -> bool:

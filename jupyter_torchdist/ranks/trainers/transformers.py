@@ -1,0 +1,93 @@
+"""The ``Trainer`` of Hugging Face transformers in a rank: its logs are curves, one of an earlier cell sees all ranks.
+
+Seen in transformers 5.23: ``TrainingArguments`` keeps its device and the count of processes in ``_setup_devices``, a
+cached property, and in ``distributed_state``; ``rewrite_logs`` names metrics as its trackers do.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import os
+import weakref
+from types import ModuleType
+from typing import Any
+
+from ..afterimport import Change
+from .accelerate import tell_strategy
+from .base import TrainerRank, wrap
+
+
+def changes(rank: TrainerRank) -> dict[str, Change]:
+    return {
+        "transformers.training_args": _arguments,
+        "transformers.trainer": functools.partial(_trainer, rank),
+    }
+
+
+def _arguments(module: ModuleType) -> None:
+    """Arguments that go to another process leave behind what they know of this one; it is found out again there."""
+
+    def leave(self: Any) -> dict[str, Any]:
+        known = {name: value for name, value in vars(self).items() if name != "_setup_devices"}
+        return {**known, "distributed_state": None}
+
+    def arrive(self: Any, state: dict[str, Any]) -> None:
+        here: Any = importlib.import_module("accelerate.state").PartialState()
+        vars(self).update(state, distributed_state=here, _setup_devices=here.device)
+
+    module.TrainingArguments.__getstate__ = leave
+    module.TrainingArguments.__setstate__ = arrive
+
+
+def _trainer(rank: TrainerRank, module: ModuleType) -> None:
+    named: Any = importlib.import_module("transformers.integrations.integration_utils").rewrite_logs
+
+    def log(original: Any, self: Any, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
+        original(self, logs, *args, **kwargs)
+        if rank.number == 0:  # they are of all ranks together
+            rank.draw(named(logs), self.state.global_step)
+
+    made_here: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    def make(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
+        made_here.add(self)
+        original(self, *args, **kwargs)
+
+    def begin(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+        if self not in made_here and rank.world_size > 1:
+            made_here.add(self)
+            _set_up_again(self, module)
+            rank.say(
+                f"the {type(self).__name__} was made in an earlier cell, for one process; "
+                f"it was set up again for the {rank.world_size} ranks"
+            )
+        return original(self, *args, **kwargs)
+
+    def accelerate(original: Any, self: Any) -> None:
+        tell_strategy(rank)
+        given = self.args.mixed_precision
+        if given == "no":  # else it stands in the arguments
+            self.args.mixed_precision = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
+        original(self)
+        self.args.mixed_precision = given
+
+    wrap(module.Trainer, "log", log)
+    wrap(module.Trainer, "create_accelerator_and_postprocess", accelerate)
+    wrap(module.Trainer, "__init__", make)
+    for name in ("train", "evaluate", "predict"):
+        wrap(module.Trainer, name, begin)
+
+
+def _set_up_again(trainer: Any, module: ModuleType) -> None:
+    """What ``Trainer.__init__`` does with the ranks that it finds."""
+    for name in ("optimizer", "lr_scheduler"):  # without accelerate's wrapper, which belongs to the other process
+        found = getattr(trainer, name)
+        setattr(trainer, name, getattr(found, "optimizer" if name == "optimizer" else "scheduler", found))
+    trainer.create_accelerator_and_postprocess()
+    trainer.model_wrapped = trainer.model
+    trainer.state.is_local_process_zero = trainer.is_local_process_zero()
+    trainer.state.is_world_process_zero = trainer.is_world_process_zero()
+    for callback in [one for one in trainer.callback_handler.callbacks if "Notebook" in type(one).__name__]:
+        trainer.remove_callback(callback)  # it draws with the widgets of a kernel
+        trainer.add_callback(module.ProgressCallback)

@@ -141,13 +141,8 @@ def test_ranks_that_train_alone_are_told() -> None:
     assert notes_of(submit(call_of(trains_alone, (), {}, options_of(ranks=1)))) == []
     if find_spec("accelerate") is None:
         return
-    _, note = notes_of(
-        submit(
-            call_of(
-                trains_alone_by_accelerate, (), {}, options_of(ranks=2, strategy="ddp", env=["ACCELERATE_USE_CPU=0"])
-            )
-        )
-    )
+    options = options_of(ranks=2, strategy="ddp", env=["ACCELERATE_USE_CPU=0"])
+    *_, note = notes_of(submit(call_of(trains_alone_by_accelerate, (), {}, options)))
     assert "8 backward passes and no collective" in note and "Accelerator(cpu=True)" in note
 
 

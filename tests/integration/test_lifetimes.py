@@ -123,6 +123,7 @@ def _loop(scene: Scene, rounds: int, seed: int) -> None:
     assert not wrong, "\n".join(wrong)
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(600)
 def test_random_kills(own_runtime: Path, home: Path, new_notebook: Callable[[], Notebook]) -> None:
     _loop(Scene(own_runtime, home, new_notebook), 25, seed=int(os.environ.get("TORCHDIST_SEED", "1")))

@@ -214,6 +214,7 @@ def test_a_script_that_is_ended(tmp_path: Path, home: Path) -> None:
     assert SAID.format(tmp_path / "script.py", 6) in done.stderr
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(240)
 def test_ranks_that_all_hang_before_their_first_line(notebook: dict[str, Any]) -> None:
     """They are started again in new interpreters, once; then the job ends with what holds them up."""

@@ -107,6 +107,7 @@ def test_a_slow_rank(notebook: dict[str, Any], times: dict[str, list[float]], co
     assert "late-by" not in said("show slow"), "of a job that has ended nobody waits"
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(300)
 def test_equal_ranks_raise_nothing(notebook: dict[str, Any]) -> None:
     job = begun(notebook, "even", WORKS=[0.05] * 3)

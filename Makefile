@@ -14,6 +14,7 @@ FRONT_SOURCES := $(wildcard $(addprefix labextension/, *.json *.mjs src/*.ts src
 NODE_MODULES := labextension/node_modules/.package-lock.json
 DEEPSPEED := $(VENV)/deepspeed
 TRACKERS := $(VENV)/trackers
+SPARK := $(VENV)/spark
 NPM := cd labextension && PATH="$(CURDIR)/$(BIN):$$PATH" npm
 HAVE_NPM := command -v npm >/dev/null
 PYTEST = $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal --durations 15 --durations-min 10
@@ -23,12 +24,12 @@ WORKERS ?= 3
 # Our processes are short-lived and many: without compiled files each would compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo diagnose-score test test-alone test-jobs test-unit test-cluster test-engines test-ranks test-strategies test-deepspeed test-trackers test-browser test-front test-torch test-releases seen lint format docs bench soak lab front browser cluster engines screenshots wheel clean
+.PHONY: demo diagnose-score test test-alone test-jobs test-unit test-cluster test-engines test-spark test-ranks test-strategies test-deepspeed test-trackers test-browser test-front test-torch test-releases seen lint format docs bench soak lab front browser cluster engines screenshots wheel clean
 
 demo: $(READY) front
 	@$(BIN)/python scripts/demo.py
 
-# Two processors: one has unit tests and then trackers; the other browsers, which wait a part of their time, and then
+# Two processors: one has unit tests, then trackers and Spark; the other browsers, which wait a part of their time, and then
 # what starts ranks.
 # What each needs on a fresh clone (Python's packages, npm's, a browser) is set up at the same time.
 test:
@@ -37,6 +38,7 @@ test:
 test-alone: $(READY)
 	@$(MAKE) --no-print-directory test-unit
 	@$(MAKE) --no-print-directory test-trackers
+	@$(MAKE) --no-print-directory test-spark
 
 test-jobs: $(READY) front browser cluster engines
 	@$(MAKE) --no-print-directory test-browser
@@ -60,10 +62,14 @@ test-cluster: WORKERS = 0
 test-cluster: $(READY) cluster
 	$(call told,cluster,$(PYTEST) tests/cluster)
 
-# On a Slurm of their own, whose nodes are such hosts, too.
+# On a Slurm and a Ray of their own, whose nodes are such hosts, too.
 test-engines: WORKERS = 0
 test-engines: $(READY) cluster engines
-	$(call told,engines,$(PYTEST) tests/engines)
+	$(call told,engines,$(PYTEST) -k "not spark" tests/engines)
+
+# Spark, in an environment over the other.
+test-spark: $(SPARK)/.ready engines
+	$(call told,spark,$(SPARK)/bin/python -m pytest -n 0 -k spark tests/engines)
 
 # Every strategy and option on real ranks, held against one device.
 test-strategies: $(READY)
@@ -102,8 +108,9 @@ test-releases:
 	@$(MAKE) --no-print-directory test-torch V=2.11.0
 	@$(MAKE) --no-print-directory test-torch V=2.15.0
 
-soak: $(READY) front browser test-releases
+soak: $(READY) front browser test-releases $(SPARK)/.ready engines
 	$(BIN)/python -m pytest -m soak -p no:randomly --timeout 3600 tests/unit tests/integration tests/differential tests/cluster tests/engines tests/strategies tests/browser
+	$(SPARK)/bin/python -m pytest -m soak -p no:randomly --timeout 3600 -k spark tests/engines
 
 lint: $(READY) $(NODE_MODULES)
 	$(BIN)/ruff check .
@@ -155,11 +162,13 @@ cluster:
 	  $(call apt_install,openssh-client openssh-server nftables iproute2 util-linux tcsh fish) || \
 	  echo 'No sshd, nft or ip to be had: the tests on several hosts are skipped' >&2
 
-# Slurm, for the tests of its launcher; they are skipped without.
+# Slurm, and Java for Spark, for the tests of their launchers; they are skipped without.
 engines: cluster
 	@PATH="$$PATH:/usr/sbin:/sbin"; for each in slurmctld slurmd sbatch munged; do command -v $$each; done | wc -l | grep -qx 4 || \
 	  $(call apt_install,slurmctld slurmd slurm-client munge) || \
 	  echo 'No Slurm to be had: the tests of --launcher slurm are skipped' >&2
+	@command -v java >/dev/null || $(call apt_install,default-jre-headless) || \
+	  echo 'No Java to be had: the tests of --launcher spark are skipped' >&2
 
 # The README's pictures.
 screenshots: $(READY) front browser
@@ -197,6 +206,11 @@ $(TRACKERS)/.ready: $(READY)
 	@$(subst $(BIN),$(TRACKERS)/bin,$(PIP)) mlflow-skinny tensorboard wandb
 	@$(subst $(BIN),$(TRACKERS)/bin,$(PIP)) --no-deps mlflow alembic blinker flask flask-cors graphene graphql-core \
 	  graphql-relay huey itsdangerous mako sqlalchemy
+	@touch $@
+
+$(SPARK)/.ready: $(READY)
+	$(call over,$(SPARK))
+	@$(subst $(BIN),$(SPARK)/bin,$(PIP)) pyspark
 	@touch $@
 
 # It asks for packages that need a GPU's driver; these are what it imports here.

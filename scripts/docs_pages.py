@@ -371,7 +371,7 @@ def _rows() -> list[str]:
 
 def _strategy_rows(strategy: str) -> list[str]:
     """Of a strategy, or of a launcher."""
-    rows = [(f"{row.name}={row.metavar}", row.help) for row in launcher.options_of(strategy).values()]
+    rows = [(f"{row.begin}{row.metavar}", row.help) for row in launcher.options_of(strategy).values()]
     if strategy in NAMES:
         rows = [(f"{row.name}={row.metavar}", explained(row)) for row in options_of(strategy)]
     lines = [f"| `{cell(option)}` | {cell(text)} |" for option, text in rows]

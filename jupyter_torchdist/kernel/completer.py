@@ -73,8 +73,8 @@ def _settings(words: list[str]) -> list[str]:
     """The options of the line's strategy, or the values of the option that is being typed."""
     key, valued = setting(words)
     if not valued:
-        of_launcher = launcher_options(launcher_of(words))
-        return [*(f"{name}=" for name in of_launcher), *(f"{row.name}=" for row in options_of(strategy_of(words)))]
+        of_launcher = launcher_options(launcher_of(words)).values()
+        return [*(row.begin for row in of_launcher), *(f"{row.name}=" for row in options_of(strategy_of(words)))]
     row = BY_NAME.get(key)
     return list(row.choices) if row else []
 

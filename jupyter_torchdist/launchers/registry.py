@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from ..plugins.registry import Registry
-from ..protocol.options.launcher import RAY, SLURM
+from ..protocol.options.launcher import RAY, SLURM, SPARK
 from ..protocol.spec import LOCAL, SSH
 from .base import Launcher
 from .local import LocalLauncher
 from .ray import RayLauncher
 from .slurm import SlurmLauncher
+from .spark import SparkLauncher
 from .ssh import SshLauncher
 
 _LAUNCHERS: Registry[Launcher] = Registry(
-    "launcher", {LOCAL: LocalLauncher, SSH: SshLauncher, SLURM: SlurmLauncher, RAY: RayLauncher}
+    "launcher",
+    {LOCAL: LocalLauncher, SSH: SshLauncher, SLURM: SlurmLauncher, RAY: RayLauncher, SPARK: SparkLauncher},
 )
 
 

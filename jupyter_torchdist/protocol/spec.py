@@ -158,7 +158,7 @@ def _strategy(text: str) -> str:
 
 def _setting(text: str) -> str:
     name, given, value = text.partition("=")
-    if not given or not re.fullmatch(r"[A-Za-z_][\w-]*", name.strip()) or not value.strip():
+    if not given or not re.fullmatch(r"[A-Za-z_][\w.-]*", name.strip()) or not value.strip():
         raise ValueError("key=value")
     return f"{name.strip()}={value.strip()}"
 

@@ -17,6 +17,7 @@ from tests.cluster.cluster import Cluster
 from tests.engines import slurm as slurms
 from tests.engines.ray_cluster import RayCluster
 from tests.engines.slurm import Slurm
+from tests.engines.spark_cluster import SPARK_VARIABLES, SparkCluster
 from tests.lacking import lacking
 from tests.leaks import wait_until
 
@@ -111,6 +112,40 @@ def ray_cluster(ray_nodes: RayCluster, home: Path, monkeypatch: pytest.MonkeyPat
 @pytest.fixture
 def ray_pool(ray_cluster: RayCluster) -> Iterator[DriverPool]:
     """Drivers that know Ray."""
+    drivers = DriverPool()
+    yield drivers
+    drivers.close()
+
+
+@pytest.fixture(scope="session")
+def spark_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Spark's directory: that of the package, but what applications leave there is in one of this session."""
+    found = importlib.util.find_spec("pyspark")
+    if found is None or found.origin is None:
+        lacking("pyspark is not installed here: make test-spark")
+    if shutil.which("java") is None:
+        lacking("no java here: make engines")
+    place = tmp_path_factory.mktemp("spark")
+    for folder in ("bin", "conf", "jars", "python", "sbin"):
+        if (source := Path(found.origin).parent / folder).exists():
+            (place / folder).symlink_to(source)
+    return place
+
+
+@pytest.fixture
+def spark(spark_home: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SparkCluster]:
+    """Kernels, drivers and commands of the test start Spark's processes, which are frugal."""
+    for name, value in SPARK_VARIABLES.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("SPARK_HOME", str(spark_home))
+    made = SparkCluster(spark_home)
+    yield made
+    assert wait_until(lambda: not made.left(), timeout=15), "the test left behind:\n  " + "\n  ".join(made.left())
+
+
+@pytest.fixture
+def spark_pool(spark: SparkCluster) -> Iterator[DriverPool]:
+    """Drivers that know Spark."""
     drivers = DriverPool()
     yield drivers
     drivers.close()

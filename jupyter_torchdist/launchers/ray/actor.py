@@ -1,4 +1,4 @@
-"""The actor on each node. Its class is sent by value, so this file imports nothing of this package."""
+"""The actor on each node. Its class is sent by value, with that of ``held.py``."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ import importlib
 import os
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from dataclasses import dataclass, field
 from typing import IO, Any
+
+from ..held import Held
 
 PIECE = 1024 * 1024
 """Bytes of one answer, at most."""
@@ -39,32 +40,16 @@ class Connection:
 class Node:
     """Starts shells, and carries their bytes. What they start ends with this actor (``hold.py``)."""
 
-    def __init__(self, hold: str, directory: str) -> None:
-        """``hold``: the text of ``hold.py``. ``directory``: the name of the node's directory below ``/tmp``."""
+    def __init__(self, hold: str, name: str) -> None:
+        """``hold``: the text of ``hold.py``. ``name``: of this actor."""
         ray: Any = importlib.import_module("ray")
         self._ray = ray
         address = ray.util.get_node_ip_address()
-        directory = f"/tmp/torchdist-{os.getuid()}/{directory}"
-        # What Ray says of its worker, and the number of threads that it chooses, are not meant for ranks.
         own = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-        own.pop("OMP_NUM_THREADS", None)
-        ours = {"TORCHDIST_RUNTIME_DIR": directory, "TORCHDIST_NODE_ADDRESS": address}
-        self._environ = {"VIRTUAL_ENV": sys.prefix, **own, **ours}
         if cluster := os.environ.get("RAY_ADDRESS"):
-            self._environ["RAY_ADDRESS"] = cluster
-        self._holder = subprocess.Popen(
-            [sys.executable, "-c", hold, directory],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            cwd="/",
-            env=self._environ,
-        )
-        if self._holder.wait():
-            assert self._holder.stderr is not None
-            raise RuntimeError(self._holder.stderr.read().decode().strip().rpartition("\n")[2])
+            own["RAY_ADDRESS"] = cluster
+        self._held = Held(hold, f"ray-{name}", address, own)
         self._here = {"host": socket.gethostname(), "address": address}
-        self._directory = directory
         self._connections: dict[str, Connection] = {}
         self._watch: asyncio.Task[None] | None = None
 
@@ -84,7 +69,7 @@ class Node:
             stderr=words,
             limit=PIECE,
             cwd="/",
-            env=self._environ,
+            env=self._held.environ,
             start_new_session=True,
         )
         self._connections[name] = Connection(process, words)
@@ -124,9 +109,7 @@ class Node:
         """End what was started here. Returns when nothing is left."""
         for name in list(self._connections):
             await self.close(name)
-        assert self._holder.stdin is not None and self._holder.stdout is not None
-        self._holder.stdin.close()
-        await asyncio.get_running_loop().run_in_executor(None, self._holder.stdout.read)
+        await asyncio.get_running_loop().run_in_executor(None, self._held.end)
 
     async def _watching(self) -> None:
         used = time.monotonic()
@@ -136,13 +119,6 @@ class Node:
             for name, connection in list(self._connections.items()):
                 if now - connection.asked > SILENCE_SECONDS:
                     await self.close(name)
-            if self._connections or self._agents():
+            if self._connections or self._held.agents():
                 used = now
         self._ray.util.remove_placement_group(self._ray.util.get_current_placement_group())
-
-    def _agents(self) -> bool:
-        """Whether an agent runs: it has a socket while it does."""
-        with contextlib.suppress(OSError):
-            folders = [entry.path for entry in os.scandir(self._directory) if entry.name.startswith("agent-")]
-            return any(os.path.exists(os.path.join(folder, "agent.sock")) for folder in folders)
-        return False

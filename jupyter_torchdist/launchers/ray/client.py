@@ -1,8 +1,7 @@
 """``python -m jupyter_torchdist.launchers.ray.client [ADDRESS]``: a process that imports Ray, so that no other has to.
 
 With ADDRESS (``auto``, ``HOST:PORT``), it prints what the cluster has, or an error, as one object of JSON. Without, it
-is the driver's: standard input is a socket of packets. Each is an object of JSON with a word, ``do``, for which
-``_Client`` has a method. What it sends is a state (``state``, ``reason``, ``hosts``), or the answer to ``cancel``.
+is the driver's: standard input is a socket of packets (``helper.py``).
 """
 
 from __future__ import annotations
@@ -15,12 +14,14 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ...views.wording import count
+from .. import held
 from ..base import ENDED, QUEUED, RUNNING
+from ..helper import ROOM, Helper
 from . import actor
 
 sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]
@@ -31,15 +32,13 @@ LOOK_SECONDS = 0.5
 ALIVE_SECONDS = 5.0
 """Seconds between two looks at actors that run, and how long one may take to answer."""
 
-PACKET = 1024 * 1024
-ROOM = 4 * PACKET
-
 
 def connected(address: str) -> Any:
     """The module ``ray``, connected. Raises ``ConnectionError`` and others, with Ray's words."""
     ray: Any = importlib.import_module("ray")
     ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, logging_level="ERROR")
-    ray.cloudpickle.register_pickle_by_value(actor)
+    for module in (actor, held):
+        ray.cloudpickle.register_pickle_by_value(module)
     return ray
 
 
@@ -55,12 +54,11 @@ def inventory(ray: Any) -> dict[str, Any]:
     return {"address": ray.get_runtime_context().gcs_address, "nodes": nodes}
 
 
-class _Client:
+class _Client(Helper):
     """The driver's hands in Ray. A group's nodes have the names ``GROUP.0``, ``GROUP.1``, …"""
 
-    def __init__(self, driver: socket.socket) -> None:
-        self._driver = driver
-        self._sending = threading.Lock()
+    def __init__(self) -> None:
+        super().__init__()
         self._ray: Any = None
         self._group: Any = None
         self._name = ""
@@ -69,39 +67,27 @@ class _Client:
         self._bundles: Sequence[Mapping[str, float]] = ()
         self._hosts: list[str] = []
 
-    def serve(self) -> None:
-        while True:
-            data, fds, _, _ = socket.recv_fds(self._driver, PACKET, 4)
-            if not data:
-                return
-            words = json.loads(data)
-            getattr(self, words.pop("do"))(*fds, **words)
-
-    def say(self, **words: Any) -> None:
-        with self._sending, contextlib.suppress(OSError):
-            self._driver.send(json.dumps(words).encode())
-
     # -- what the driver asks for
 
     def submit(self, address: str, name: str, request: Mapping[str, Any]) -> None:
-        with self._reporting():
+        with self.reporting():
             self._ray = ray = connected(address)
             self._name, self._bundles = name, request["bundles"]
             self._group = ray.util.placement_group(**request, name=name, lifetime="detached")
             kind = ray.remote(actor.Node)
-            hold = Path(__file__).with_name("hold.py").read_text(encoding="utf-8")
+            hold = Path(held.__file__).with_name("hold.py").read_text(encoding="utf-8")
             for index, bundle in enumerate(self._bundles):
                 place = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(
                     self._group, placement_group_bundle_index=index
                 )
                 options = {"name": f"{name}.{index}", "lifetime": "detached", "scheduling_strategy": place}
                 resources = {"num_cpus": bundle["CPU"], "num_gpus": bundle.get("GPU", 0)}
-                self._nodes.append(kind.options(**options, **resources).remote(hold, f"ray-{name}.{index}"))
+                self._nodes.append(kind.options(**options, **resources).remote(hold, f"{name}.{index}"))
             self._watch()
 
     def attach(self, address: str, name: str, job: str) -> None:
         """``name``: empty if it is not known; then the last group of the job."""
-        with self._reporting():
+        with self.reporting():
             self._ray = ray = connected(address)
             table = ray.util.placement_group_table().values()
             known = [one["name"] for one in table if one["state"] != "REMOVED"]
@@ -198,7 +184,7 @@ class _Client:
         """Between a socket and a shell on a node, until one of them ends."""
         name = os.urandom(8).hex()
         target = self._nodes[node]
-        try:
+        with self.carrying(link, words):
             if target is None:
                 raise RuntimeError("its actor has died")
             self._ray.get(target.open.remote(name, command))
@@ -210,12 +196,6 @@ class _Client:
                     target.close.remote(name)
                     return
             os.write(words, self._ray.get(target.close.remote(name)))
-        except Exception as error:  # noqa: BLE001  # told to the driver
-            os.write(words, brief(error).encode())
-        finally:
-            os.close(words)
-            with contextlib.suppress(OSError):
-                link.shutdown(socket.SHUT_RDWR)
 
     def _send(self, link: socket.socket, target: Any, name: str) -> None:
         with link, contextlib.suppress(Exception):  # the other direction tells why
@@ -229,12 +209,8 @@ class _Client:
             return self._ray.get_actor(name, NAMESPACE)
         return None
 
-    @contextlib.contextmanager
-    def _reporting(self) -> Iterator[None]:
-        try:
-            yield
-        except Exception as error:  # noqa: BLE001  # told to the driver
-            self.say(state=ENDED, reason=brief(error))
+    def brief(self, error: BaseException) -> str:
+        return brief(error)
 
 
 def in_words(resources: Mapping[str, float]) -> str:
@@ -258,7 +234,7 @@ def main(words: Sequence[str]) -> None:
         print(json.dumps(answer))
     else:
         with socket.socket(fileno=0) as driver:
-            _Client(driver).serve()
+            _Client().serve(driver)
     sys.stdout.flush()
     os._exit(0)  # Ray's own end waits for its threads
 

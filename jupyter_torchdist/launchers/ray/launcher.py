@@ -18,8 +18,9 @@ from ...protocol.options.launcher import launcher_values
 from ...protocol.plan import Inventory, Plan, open_gpu, open_kind
 from ...protocol.spec import Options
 from ...views.wording import count
+from ..helped import environ
 from ..nodes import Node, check_gpus, cores_asked_for
-from .submission import CLIENT, RaySubmission, environ
+from .submission import CLIENT, RaySubmission
 
 PROBE_SECONDS = 60.0
 CONNECT_SECONDS = 5.0

@@ -23,6 +23,11 @@ class LauncherOption:
     help: str
     convert: Callable[[str], Any]
 
+    @property
+    def begin(self) -> str:
+        """What is written before the value. A name that ends in a dot is the beginning of many."""
+        return self.name if self.name.endswith(".") else f"{self.name}="
+
 
 def _word(text: str) -> str:
     if not re.fullmatch(r"[^\s\"'\\$`;]+", text):
@@ -78,8 +83,15 @@ def _cluster(text: str) -> str:
     return text
 
 
+def _master(text: str) -> str:
+    if not re.fullmatch(r"local(\[.+\])?|local-cluster\[\d+,\d+,\d+\]|spark://\S+:\d{1,5}|yarn|k8s://\S+", text):
+        raise ValueError("a cluster that runs executors, such as spark://HOST:7077, yarn or k8s://https://HOST:6443")
+    return text
+
+
 SLURM = "slurm"
 RAY = "ray"
+SPARK = "spark"
 
 LAUNCHER_OPTIONS: tuple[LauncherOption, ...] = (
     LauncherOption("partition", SLURM, "NAME", "the partition", _word),
@@ -108,6 +120,15 @@ LAUNCHER_OPTIONS: tuple[LauncherOption, ...] = (
         _cluster,
     ),
     LauncherOption("cpus", RAY, "N", "CPUs of a node (default: its GPUs' share; one for each CPU rank)", _count),
+    LauncherOption(
+        "master",
+        SPARK,
+        "URL",
+        "the cluster, such as spark://HOST:7077, yarn or k8s://… (default: that of the notebook's session)",
+        _master,
+    ),
+    LauncherOption("cpus", SPARK, "N", "cores of a node (default: spark.executor.cores, else one a rank)", _count),
+    LauncherOption("spark.", SPARK, "KEY=VALUE", "a setting of Spark, such as spark.executor.memory=4g", str),
 )
 
 
@@ -117,7 +138,9 @@ def options_of(launcher: str) -> dict[str, LauncherOption]:
 
 
 def _key(text: str) -> str:
-    return text.partition("=")[0].replace("-", "_")
+    """The name of its row."""
+    name = text.partition("=")[0]
+    return "spark." if name.startswith("spark.") else name.replace("-", "_")
 
 
 def launcher_values(options: Options) -> dict[str, Any]:
@@ -126,9 +149,9 @@ def launcher_values(options: Options) -> dict[str, Any]:
     values = {}
     for text in options.option:
         if row := rows.get(_key(text)):
-            value = text.partition("=")[2]
+            name, _, value = text.partition("=")
             try:
-                values[row.name] = row.convert(value)
+                values[name if row.name.endswith(".") else row.name] = row.convert(value)
             except ValueError as error:
                 raise OptionError(
                     f"-O {row.name}={value}: expected {error}", f"write -O {row.name}={row.metavar}"
@@ -159,7 +182,7 @@ def without_launcher(options: Options, known: set[str]) -> tuple[str, ...]:
 
 def launcher_help(launcher: str, layout: Layout = beside) -> str:
     """The options of one launcher."""
-    rows = [(f"-O {row.name}={row.metavar}", row.help) for row in options_of(launcher).values()]
+    rows = [(f"-O {row.begin}{row.metavar}", row.help) for row in options_of(launcher).values()]
     return "\n".join([f"--launcher {launcher} [-O KEY=VALUE …]", "", *(layout(rows) if rows else ["takes no options"])])
 
 

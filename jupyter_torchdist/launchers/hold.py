@@ -1,8 +1,8 @@
 """On a node, starts what comes through a pipe, and ends all of it when standard input ends.
 
-Its text is sent, so it imports nothing of this package. Argument: the directory of the pipe. It returns when the pipe
-is there; a child stays. Standard input is held open by the actor, so nothing outlives that, however it ends. Standard
-output ends when nothing is left.
+Its text is sent, so it imports nothing of this package. Arguments: the directory of the pipe, and that of replicas if
+the job has one of its own. It returns when the pipe is there; a child stays. Standard input is held open by the process
+that the engine started, so nothing outlives that, however it ends. Standard output ends when nothing is left.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ GRACE = 3.0
 """Seconds between SIGTERM and SIGKILL."""
 
 
-def main(directory: str) -> None:
+def main(directory: str, scratch: str = "") -> None:
     parent = os.path.dirname(directory)
     for path in (parent, directory):
         os.makedirs(path, 0o700, exist_ok=True)
@@ -39,6 +39,8 @@ def main(directory: str) -> None:
     finally:
         end()
         shutil.rmtree(directory, ignore_errors=True)
+        if scratch:
+            clean(scratch)
 
 
 def serve(pipe: int) -> None:
@@ -80,6 +82,16 @@ def end() -> None:
             number = signal.SIGKILL
 
 
+def clean(scratch: str) -> None:
+    """Delete all but the files that a cell wrote, below ``jobs/JOB/work``."""
+    for folder, _, files in os.walk(scratch, topdown=False):
+        for name in files if "/work" not in folder.removeprefix(scratch) else ():
+            with contextlib.suppress(OSError):
+                os.unlink(os.path.join(folder, name))
+        with contextlib.suppress(OSError):  # not empty
+            os.rmdir(folder)
+
+
 def below(root: int) -> list[int]:
     parents = {}
     for pid in filter(str.isdecimal, os.listdir("/proc")):
@@ -94,4 +106,4 @@ def below(root: int) -> list[int]:
     return found
 
 
-main(sys.argv[1])
+main(*sys.argv[1:])

@@ -1,0 +1,134 @@
+"""``--launcher spark`` on a real Spark of two workers: what a job gives, its end, attaching, the notebook's session."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jupyter_torchdist.client import Job
+from jupyter_torchdist.client.drivers import DriverPool
+from tests.cluster.cells import MEET, SLEEP, kill_driver
+from tests.cluster.cells import start as started
+from tests.engines.spark_cluster import MASTER, SparkCluster
+from tests.leaks import wait_until
+
+PATIENCE = 150.0
+"""Spark starts four processes of Java for a job."""
+
+
+@pytest.fixture
+def notebook(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The names of a notebook: ``__main__`` of this process for the length of the test."""
+    main = types.ModuleType("__main__")
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    return main.__dict__
+
+
+def start(pool: DriverPool, source: str, options: str = "", names: dict[str, Any] | None = None) -> Job:
+    """Two nodes with two ranks each, unless ``options`` say otherwise."""
+    words = f"--launcher spark --nodes 2 --ranks 4 -O master={MASTER} {options}"
+    return started(pool, source, words, names, python=None)
+
+
+def asleep(job: Job) -> bool:
+    return job.logs(stream="out").count("asleep") == job.plan.world_size
+
+
+COUNT = (
+    MEET
+    + """
+import time
+for number in range(60):
+    print("line", number, flush=True)
+    time.sleep(0.05)
+weights += total
+float(weights.sum())
+"""
+)
+
+
+def test_ranks_of_two_nodes_give_values_and_lines_beyond_the_end_of_a_driver(
+    spark_pool: DriverPool, notebook: dict[str, Any]
+) -> None:
+    exec("import torch\nweights = torch.zeros(3)", notebook)
+    job = start(spark_pool, COUNT, names=notebook)
+    assert wait_until(lambda: "line 10" in job.logs(3), PATIENCE), job.state.reason
+    kill_driver(job)
+    assert job.wait(PATIENCE).state == "succeeded", job.state.reason
+    for rank in range(4):
+        assert "sum 6.0" in job.logs(rank)
+        assert [line for line in job.logs(rank).splitlines() if "line" in line] == [f"line {n}" for n in range(60)]
+    job.bring(notebook)
+    assert notebook["weights"].tolist() == [6.0, 6.0, 6.0]
+    assert job.value == 18.0
+
+
+def test_a_cancel_leaves_nothing_of_spark(spark_pool: DriverPool, spark: SparkCluster) -> None:
+    job = start(spark_pool, SLEEP)
+    assert wait_until(lambda: asleep(job), PATIENCE), job.state.reason
+    assert len(spark.executors()) == 2
+    assert spark.left() != []
+    job.interrupt()
+    assert job.wait(PATIENCE).state == "cancelled"
+    assert wait_until(lambda: not spark.left(), 10), spark.left()
+
+
+@pytest.mark.soak
+def test_a_job_that_waits_for_executors_can_be_cancelled(spark_pool: DriverPool, spark: SparkCluster) -> None:
+    job = start(spark_pool, SLEEP, "-O master=local-cluster[1,2,1024]")
+    assert wait_until(lambda: "waiting for 2 executors, of which Spark has given 1" in said(job), PATIENCE), said(job)
+    kill_driver(job)
+    job.interrupt()
+    assert job.wait(PATIENCE).state == "cancelled"
+    assert wait_until(lambda: not spark.left(), 10), spark.left()
+
+
+@pytest.mark.soak
+def test_an_exception_of_a_rank_is_the_notebooks_own(spark_pool: DriverPool) -> None:
+    job = start(spark_pool, MEET + "if dist.get_rank() == 3:\n    raise ValueError('no good')\ndist.barrier()\n")
+    assert job.wait(PATIENCE).state == "failed"
+    assert "rank 3 on task 1 on 127.0.0.1" in job.state.reason and "ValueError: no good" in job.state.reason
+    with pytest.raises(ValueError, match="no good"):
+        job.raise_for_state()
+
+
+DISTRIBUTOR = """
+from pyspark.sql import SparkSession
+from jupyter_torchdist import TorchDistributor
+from jupyter_torchdist.client.drivers import pool
+from jupyter_torchdist.store import catalog
+
+def train(rate):
+    import os
+    import torch.distributed as dist
+    dist.init_process_group("gloo")
+    return rate, dist.get_world_size(), os.environ["LOCAL_WORLD_SIZE"]
+
+if __name__ == "__main__":
+    session = SparkSession.builder.master("local[2]").config("spark.executor.cores", "1").getOrCreate()
+    print(TorchDistributor(num_processes=2, local_mode=False, use_gpu=False).run(train, 0.5))
+    (job,) = catalog.jobs()
+    print("spark has", session.range(3).count())
+    session.stop()
+    pool().close()
+"""
+
+
+@pytest.mark.soak
+def test_torch_distributor_runs_on_the_cluster_of_the_notebooks_session(spark: SparkCluster, tmp_path: Path) -> None:
+    (tmp_path / "notebook.py").write_text(DISTRIBUTOR)
+    done = subprocess.run(
+        [sys.executable, "notebook.py"], cwd=tmp_path, capture_output=True, text=True, timeout=2 * PATIENCE
+    )
+    assert "(0.5, 2, '1')\n" in done.stdout, done.stderr
+    assert "spark has 3\n" in done.stdout, done.stderr
+
+
+def said(job: Job) -> str:
+    """Spark's latest words on the job."""
+    return next((str(event.data["reason"]) for event in reversed(job.events()) if event.kind == "job.engine"), "")

@@ -1,8 +1,11 @@
-"""Reads checkpoints of accelerate and torchtitan like our own.
+"""Reads checkpoints of accelerate, Hugging Face's Trainer, torchtitan, Lightning and Fabric like our own.
 
 accelerate (``Accelerator.save_state``, its ``checkpointing.py`` and ``utils/fsdp_utils.py``): ``model.safetensors`` or
 ``pytorch_model.bin``, ``optimizer.bin``, ``scheduler.bin``, ``random_states_0.pkl``. With FSDP: the directories
 ``pytorch_model_fsdp_0/`` and ``optimizer_0/`` of torch.distributed.checkpoint.
+Trainer (``transformers/trainer.py``): directories ``checkpoint-N/`` like accelerate's, with ``optimizer.pt``,
+``scheduler.pt``, ``rng_state_0.pth`` and the step in ``trainer_state.json``.
+Lightning and Fabric: one file, see ``torch_files.py``.
 torchtitan (``components/checkpoint.py``): one directory ``step-N/`` of torch.distributed.checkpoint, with the model
 under ``model`` or at the root, a flattened optimizer, ``lr_scheduler`` and ``train_state``.
 """
@@ -19,17 +22,21 @@ from typing import Any
 import torch
 
 from ..protocol.errors import CheckpointError
-from .optimizer_states import Sizes, place_of
+from . import torch_files
+from .optimizer_states import Sizes, by_place
 from .rank_agreement import Ranks
 from .sources import Content, Sharded, Source, Whole, nested
 from .structures import Slot, apart, mapped
 
 _STEP = re.compile(r"step-(\d+)")
+_OF_TRAINERS = re.compile(r"checkpoint[-_](\d+)")
 _METADATA = ".metadata"
 
 
 def find(directory: Path) -> Source | None:
-    """The checkpoint of accelerate or torchtitan in ``directory`` (the highest step), or None."""
+    """The checkpoint of another library in ``directory`` (the highest step), or None. It may also be a file."""
+    if directory.is_file():
+        return torch_files.read(directory, _torch_load)
     if (directory / _METADATA).exists():
         return _torchtitan(directory)
     steps = {int(match[1]): path for path in _entries(directory) if (match := _STEP.fullmatch(path.name))}
@@ -40,7 +47,12 @@ def find(directory: Path) -> Source | None:
         return _AccelerateSharded(directory)
     if any(directory.glob("model*.safetensors")) or any(directory.glob("pytorch_model*.bin")):
         return _accelerate(directory)
-    return None
+    numbered = {int(match[1]): path for path in _entries(directory) if (match := _OF_TRAINERS.fullmatch(path.name))}
+    for number in sorted(numbered, reverse=True):
+        if (source := find(numbered[number])) is not None:
+            return source
+    files = sorted(directory.glob("*.ckpt"), key=lambda file: file.stat().st_mtime)
+    return find(files[-1]) if files else None
 
 
 def _entries(directory: Path) -> list[Path]:
@@ -67,9 +79,9 @@ def _accelerate(directory: Path) -> Source:
         state = _weights(directory, suffix)
         tensors |= {f"{label}.{name}": tensor for name, tensor in state.items()}
         _add(content, label, "model", {name: Slot(f"{label}.{name}") for name in state})
-    for file in sorted(directory.glob("optimizer*.bin")):
+    for file in sorted([*directory.glob("optimizer*.bin"), *directory.glob("optimizer.pt")]):
         state = _torch_load(file)
-        _add(content, file.stem, "optimizer", apart(_by_place(state), file.stem, tensors))
+        _add(content, file.stem, "optimizer", apart(by_place(state), file.stem, tensors))
     _add_small(content, directory)
     return Whole(directory, content, tensors)
 
@@ -100,24 +112,14 @@ def _weights(directory: Path, suffix: str) -> dict[str, torch.Tensor]:
 
 def _torch_load(file: Path) -> Any:
     try:
-        return torch.load(file, map_location="cpu", weights_only=False, mmap=True)
-    except RuntimeError:  # the file format of torch before 1.6 cannot be memory-mapped
-        return torch.load(file, map_location="cpu", weights_only=False)
+        try:
+            return torch.load(file, map_location="cpu", weights_only=False, mmap=True)
+        except RuntimeError:  # the file format of torch before 1.6 cannot be memory-mapped
+            return torch.load(file, map_location="cpu", weights_only=False)
     except Exception as error:
         raise CheckpointError(
             f"{file} cannot be read: {type(error).__name__}: {error}", "copy it again, or load another checkpoint"
         ) from error
-
-
-def _by_place(state: dict[str, Any]) -> dict[str, Any]:
-    """An optimizer's ``state_dict()`` in our form. Parameters without a name are named by their index."""
-    names: dict[Any, str] = {}
-    groups = []
-    for at, group in enumerate(state["param_groups"]):
-        for place, key in enumerate(group["params"]):
-            names[key] = f"model.{key}" if isinstance(key, str) else place_of(at, place)
-        groups.append({**group, "params": [names[key] for key in group["params"]]})
-    return {"state": {names[key]: entry for key, entry in state["state"].items()}, "groups": groups}
 
 
 def _add(content: Content, label: str, kind: str, skeleton: Any) -> None:
@@ -125,7 +127,7 @@ def _add(content: Content, label: str, kind: str, skeleton: Any) -> None:
 
 
 def _add_small(content: Content, directory: Path) -> None:
-    for file in sorted(directory.glob("scheduler*.bin")):
+    for file in sorted([*directory.glob("scheduler*.bin"), *directory.glob("scheduler.pt")]):
         _add(content, file.stem, "scheduler", _torch_load(file))
     if (scaler := directory / "scaler.pt").exists():
         _add(content, "gradscaler", "stateful", _torch_load(scaler))
@@ -137,6 +139,11 @@ def _add_small(content: Content, directory: Path) -> None:
         if "numpy_random_seed" in states:
             random["numpy"] = states["numpy_random_seed"]
         content.own.append({"random": random})
+    if (state := directory / "trainer_state.json").exists():
+        content.step = json.loads(state.read_text())["global_step"]
+    for file in sorted(directory.glob("rng_state*.pth"), key=lambda file: (len(file.name), file.name)):
+        states = _torch_load(file)
+        content.own.append({"random": {"python": states["python"], "torch": states["cpu"], "numpy": states["numpy"]}})
 
 
 class _AccelerateSharded:
@@ -154,7 +161,7 @@ class _AccelerateSharded:
             label = kind if number == 0 else f"{kind}_{number}"
             self._parts[label] = part = Sharded(directory)
             tree = nested(part, part.values(part.pickled()))[kind]
-            skeleton = _by_place(tree) if kind == "optimizer" else tree
+            skeleton = by_place(tree) if kind == "optimizer" else tree
             _add(self._content, label, kind, mapped(skeleton, partial(_below, label)))
         _add_small(self._content, path)
 

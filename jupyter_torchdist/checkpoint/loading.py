@@ -27,8 +27,9 @@ def load(directory: str | os.PathLike[str], *objects: Any, **named: Any) -> dict
     Returns ``step`` and every value that was saved by keyword. A keyword value given here is the default if it was
     not saved: ``epoch = td.load(directory, model, epoch=0)["epoch"]``.
 
-    Also reads checkpoints of accelerate and torchtitan. Reading uses pickle: load only files that you trust. Raises
-    ``CheckpointError`` on all ranks before any change: no or a damaged checkpoint, another model, an unknown name.
+    Also reads checkpoints of accelerate, Hugging Face's Trainer, torchtitan, Lightning and Fabric; ``directory`` may be
+    a file of ``torch.save``. Reading uses pickle: load only files that you trust. Raises ``CheckpointError`` on all
+    ranks before any change: no or a damaged checkpoint, another model, an unknown name.
     """
     opened = open_latest(Path(directory), "there is no checkpoint in {}")
     assert opened is not None

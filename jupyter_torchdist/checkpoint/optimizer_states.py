@@ -230,3 +230,14 @@ def _matched(label: str, groups: list[dict[str, Any]], saved: list[dict[str, Any
 
 def _options(group: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in group.items() if key != "params"}
+
+
+def by_place(state: dict[str, Any]) -> dict[str, Any]:
+    """An optimizer's ``state_dict()`` in our form. Parameters without a name are named by their index."""
+    names: dict[Any, str] = {}
+    groups = []
+    for at, group in enumerate(state["param_groups"]):
+        for place, key in enumerate(group["params"]):
+            names[key] = f"model.{key}" if isinstance(key, str) else place_of(at, place)
+        groups.append({**group, "params": [names[key] for key in group["params"]]})
+    return {"state": {names[key]: entry for key, entry in state["state"].items()}, "groups": groups}

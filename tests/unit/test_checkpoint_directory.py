@@ -398,3 +398,56 @@ def test_a_directory_of_torchtitan(tmp_path: Path, at_the_root: bool) -> None:
     assert same_next_step(saved, loaded)
     file = td.export(tmp_path, tmp_path / "model.safetensors")
     assert file.stat().st_size > 0
+
+
+def test_a_directory_of_hugging_faces_trainer(tmp_path: Path) -> None:
+    """As ``transformers.Trainer`` writes it: ``checkpoint-N``, of which the highest is taken."""
+    from safetensors.torch import save_file
+
+    saved = trained()
+    for step in (2, 10):
+        directory = tmp_path / f"checkpoint-{step}"
+        directory.mkdir()
+        save_file(saved[0].state_dict(), directory / "model.safetensors")
+        torch.save(saved[1].state_dict(), directory / "optimizer.pt")
+        torch.save(saved[2].state_dict(), directory / "scheduler.pt")
+        (directory / "trainer_state.json").write_text(f'{{"global_step": {step}}}')
+    torch.manual_seed(3)
+    states = {"python": random.getstate(), "numpy": numpy.random.get_state(), "cpu": torch.get_rng_state()}
+    torch.save(states, tmp_path / "checkpoint-10" / "rng_state.pth")
+    expected = torch.rand(2)
+    loaded = fresh()
+    assert td.load(tmp_path, *loaded)["step"] == 10
+    assert torch.equal(torch.rand(2), expected)
+    assert same_next_step(saved, loaded)
+
+
+def test_a_file_of_lightning(tmp_path: Path) -> None:
+    saved = trained()
+    state = {"pytorch-lightning_version": "2.6", "global_step": 7, "epoch": 1, "loops": {}, "callbacks": {}}
+    state |= {"state_dict": saved[0].state_dict(), "optimizer_states": [saved[1].state_dict()]}
+    state |= {"lr_schedulers": [saved[2].state_dict()]}
+    torch.save(state, tmp_path / "epoch=1-step=7.ckpt")
+    for place in (tmp_path, tmp_path / "epoch=1-step=7.ckpt"):
+        loaded = fresh()
+        assert td.load(place, *loaded) == {"step": 7, "epoch": 1}
+    assert same_next_step(saved, loaded)
+
+
+def test_a_file_of_fabric_and_a_state_dict(tmp_path: Path) -> None:
+    saved, file = trained(), tmp_path / "file.pt"
+    torch.save({"net": saved[0].state_dict(), "opt": saved[1].state_dict(), "step": 3, "lr": 0.5}, file)
+    loaded = fresh()
+    with pytest.raises(CheckpointError, match=r"no model called 'model'; it has net \(model\), opt \(optimizer\)"):
+        td.load(file, loaded[0])
+    torch.save({"model": saved[0].state_dict(), "optimizer": saved[1].state_dict(), "step": 3, "lr": 0.5}, file)
+    assert td.load(file, *loaded[:2]) == {"step": 3, "lr": 0.5}
+    torch.save(saved[0].state_dict(), file)
+    assert td.load(file, loaded[0])["step"] is None
+    assert all(map(torch.equal, loaded[0].parameters(), saved[0].parameters()))
+    torch.save([1], file)
+    with pytest.raises(CheckpointError, match="holds a list, not a checkpoint"):
+        td.load(file, loaded[0])
+    file.write_text("a text")
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        td.load(file, loaded[0])

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from jupyter_torchdist.client.drivers import DriverPool
-from tests.cluster.cells import MEET, PATIENCE, start
+from tests.cluster.cells import MEET, start
 from tests.cluster.cluster import Cluster
 
 TRAIN = """
@@ -62,15 +62,16 @@ def test_a_strategy_over_two_hosts_trains_as_one_device(
         torch.testing.assert_close(found, alone.model.state_dict()[name], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.timeout(240)
 def test_the_start_says_what_it_waits_for(pool: DriverPool, cluster: Cluster) -> None:
     cluster.limit("node2", 40)
-    data = torch.randn(2_000_000)
+    data = torch.randn(500_000)
     job = start(pool, MEET + "print(len(data))", names={"data": data})
-    assert job.wait(PATIENCE).state == "succeeded", job.logs()
+    assert job.wait(200).state == "succeeded", job.logs()
     assert [stage.text for stage in job.state.stages] == [
         "asking node1, node2",
         "reaching node1, node2",
-        "sending 16 MB to node1, node2",
+        "sending 4 MB to node1, node2",
         "starting Python on node1, node2",
         "the ranks meet",
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hmac
 import json
 import random
 import tempfile
@@ -18,7 +19,7 @@ from jupyter_torchdist.protocol.paths import Home, JobPaths
 from jupyter_torchdist.protocol.spec import parse_options
 from jupyter_torchdist.protocol.state import JobState, fold
 from jupyter_torchdist.protocol.typed import Malformed
-from jupyter_torchdist.protocol.wire import frames
+from jupyter_torchdist.protocol.wire import beats, frames
 from jupyter_torchdist.protocol.wire.messages import AGENT_SAYS, DRIVER_SAYS, understood
 from jupyter_torchdist.store import gauges, jobdir, journal, metrics
 from jupyter_torchdist.store.displays import DisplayFile
@@ -144,6 +145,11 @@ def targets(directory: Path) -> dict[str, Target]:
     return {
         "events": Target(_lines, [*golden, *known]),
         "frames": Target(_frames, [frames.encode(message, b"body") for message in messages], (ChannelError,)),
+        "beats": Target(
+            lambda data: beats.opened(hmac.digest(b"secret", data, "sha256") + data, "secret"),
+            [codec.dumps(beats.Beat("j", 1, "node1", 1, "runs", False, ("node2",)).to_json()).encode()],
+            (ChannelError,),
+        ),
         "json": Target(codec.loads, [*golden, summary], (ValueError,)),
         "summary": Target(lambda data: JobState.from_json(codec.loads(data)), [summary], (ValueError,)),
         "spec": file(lambda job: job.spec, jobdir.read_spec),

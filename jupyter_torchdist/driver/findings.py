@@ -6,6 +6,7 @@ from collections.abc import Collection
 from typing import Any
 
 from ..protocol.errors import OptionError
+from ..protocol.events import Finding
 from ..protocol.paths import JobPaths
 from ..protocol.plan import Plan
 from ..protocol.spec import JobSpec
@@ -37,6 +38,16 @@ def of_stall(plan: Plan, spec: JobSpec, state: JobState, at_work: Collection[int
     from .stalled import StalledJob
 
     return StalledJob(plan, spec, state, at_work).finding().to_json()
+
+
+def of_missed(host: str, by: str, seconds: float) -> dict[str, Any]:
+    """That a host was lost while no driver was connected, as JSON: for ``seconds``, ``by`` heard nothing of it."""
+    from ..diagnosis.catalogue import BY_CODE
+
+    kind = BY_CODE["host-lost"]
+    remedy = kind.remedy.replace("HOST", host)
+    words = f"{by} heard nothing of {host} for {seconds:g} s, so the ranks were ended."
+    return Finding(kind.code, kind.severity, None, host, words, kind.cause, remedy, ()).to_json()
 
 
 def of_launchers(paths: JobPaths, plan: Plan) -> str:

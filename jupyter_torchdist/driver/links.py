@@ -18,8 +18,10 @@ from ..protocol.plan import NodePlan, Plan, is_open
 from ..protocol.process import ProcessId
 from ..protocol.wire.assignment import Assignment
 from ..protocol.wire.channel import Channel
+from ..protocol.wire.messages import Steward
 from ..store.files import publish
 from ..views.wording import first_few
+from .blobs import PIECE, pieces
 from .clocks import Clock
 
 PING_SECONDS = 2.0
@@ -38,23 +40,8 @@ TELL_SECONDS = 3.0
 RETRY_SECONDS, SLOWEST_RETRY_SECONDS = 0.2, 5.0
 """Seconds between two tries to connect: at first, and at most."""
 
-PIECE = 256 * 1024
-"""Bytes of a blob in one frame."""
-
 ROOM = 4 * PIECE
 """Bytes of blobs that may be queued in a channel: a ping waits behind them, at 8 Mbit/s for a second."""
-
-
-def pieces(path: Path, digest: str) -> Iterator[tuple[dict[str, Any], bytes]]:
-    """The frames that transfer a blob."""
-    size = path.stat().st_size
-    with open(path, "rb") as file:
-        offset, last = 0, False
-        while not last:
-            data = file.read(PIECE)
-            last = not data or offset + len(data) >= size
-            yield {"type": "blob", "digest": digest, "offset": offset, "last": last}, data
-            offset += len(data)
 
 
 class Link:
@@ -105,6 +92,8 @@ class Link:
         """The start order. Repeated on each new channel: the agent may be another one, which knows no job."""
         self._ordered = False
         """Whether the start order was sent."""
+        self._steward: Steward | None = None
+        """Where the node's agent hears the first node's."""
 
     # -- connection
 
@@ -143,6 +132,7 @@ class Link:
                 "offsets": {} if self.shared else self._offsets(),
             }
         )
+        self.introduce()
 
     def _offsets(self) -> dict[str, int]:
         """Size of each of the node's files in the driver's job directory."""
@@ -281,6 +271,13 @@ class Link:
             assignment = self._assignment.to_json()
             offsets = {} if self.shared else self._offsets()
             self.send({"type": "start", "assignment": assignment, "shared": self.shared, "offsets": offsets})
+            self.introduce()
+
+    def introduce(self, steward: Steward | None = None) -> None:
+        """Tell the node's agent where it hears the first node's, as soon as it knows the job."""
+        self._steward = steward or self._steward
+        if self._steward is not None and (self._ordered or self._following):
+            self.send({"type": "steward", **self._steward.to_json()})
 
     def on_missing(self, digests: Sequence[str]) -> None:
         self._blobs_wanted = set(digests)

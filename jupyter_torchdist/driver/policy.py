@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 import signal
 from dataclasses import dataclass, replace
+from typing import Any
 
 from ..protocol.events import Event
 from ..protocol.plan import Plan
 from ..protocol.state import RANK_ENDS, JobState, RankState
-from ..views.wording import duration
+from ..views.wording import duration, first_few
+from . import findings
 
 STOP_GRACE = 1.0
 """Grace in seconds for ranks of other nodes after a rank failed: they only wait for that rank in a collective."""
@@ -51,6 +53,8 @@ class AttemptStatus:
     ended: frozenset[str] = frozenset()
     """Nodes on which no process of the job is alive."""
     lost: frozenset[str] = frozenset()
+    missed: tuple[Event, ...] = ()
+    """What agents said of nodes that were lost while no driver was connected."""
     failed_at: float | None = None
     interrupted_at: float | None = None
     signalled: bool = False
@@ -112,6 +116,8 @@ class Finish:
     state: str
     reason: str
     first_failure: int | None
+    findings: tuple[dict[str, Any], ...] = ()
+    """Why, where it is known."""
 
 
 @dataclass(frozen=True)
@@ -154,7 +160,7 @@ def _again(plan: Plan, state: JobState, standing: AttemptStatus) -> Again | None
         note = "the forked ranks hung before their first user line; started again with --fresh"
         return Again(note, True, state.restarts, end)
     wanted = not (_stopped_on_request(standing) or standing.timed_out or standing.expired)
-    if wanted and end.state == "failed" and state.failures() and state.restarts < plan.restarts:
+    if wanted and end.state == "failed" and not standing.missed and state.failures() and state.restarts < plan.restarts:
         number = state.restarts + 1
         note = f"{end.reason}; all ranks are started again ({number} of {plan.restarts})"
         return Again(note, plan.fresh, number, end)
@@ -185,7 +191,7 @@ def _reason(plan: Plan, state: JobState, standing: AttemptStatus) -> str:
         return "timed_out"
     if failures(state) or _interrupted_unasked(state, standing):
         return "failed"
-    if standing.lost or _ends_stalled(state) or _fell_short(plan, state, standing):
+    if standing.lost or standing.missed or _ends_stalled(state) or _fell_short(plan, state, standing):
         return "failed"
     return ""
 
@@ -196,7 +202,7 @@ def _grace(plan: Plan, state: JobState, standing: AttemptStatus, now: float) -> 
         return 0.0
     if standing.terminate or standing.expired:
         return plan.grace
-    if standing.lost:
+    if standing.lost or standing.missed:
         return STOP_GRACE
     if _ends_stalled(state):
         return plan.grace if _begun(state) else STOP_GRACE
@@ -249,7 +255,12 @@ def failures(state: JobState) -> list[RankState]:
 
     A rank whose peer died fails too, with a broken connection, and may report its failure first.
     """
-    return sorted(state.failures(), key=lambda rank: bool(rank.error and _CONSEQUENCES.search(rank.error.message)))
+    return sorted(state.failures(), key=_follows)
+
+
+def _follows(rank: RankState) -> bool:
+    """Whether the rank failed because another one was gone."""
+    return bool(rank.error and _CONSEQUENCES.search(rank.error.message))
 
 
 def finish(plan: Plan, state: JobState, standing: AttemptStatus) -> Finish:
@@ -267,6 +278,8 @@ def finish(plan: Plan, state: JobState, standing: AttemptStatus) -> Finish:
         return Finish("timed_out", standing.expired, None)
     if standing.timed_out and not failed_first:
         return Finish("timed_out", f"ran longer than --timeout {plan.timeout:g}s", None)
+    if standing.missed and all(map(_follows, failed)):
+        return _missed(plan, standing)
     if standing.lost:
         gone = ", ".join(node.called for node in plan.nodes if node.name in standing.lost)
         return Finish("lost", f"host {gone} is gone", failed[0].rank if failed else None)
@@ -289,6 +302,17 @@ def finish(plan: Plan, state: JobState, standing: AttemptStatus) -> Finish:
     if not state.ranks:
         return Finish("failed", "the ranks could not be started; see the launcher's log", None)
     return Finish("lost", "the ranks are gone and left no result", None)
+
+
+def _missed(plan: Plan, standing: AttemptStatus) -> Finish:
+    """A node was lost while no driver was connected. What the first node's agent said of it counts most."""
+    called = {node.name: node.called for node in plan.nodes}
+    event = min(standing.missed, key=lambda event: event.node or "")
+    gone = [called.get(name, name) for name in event.data["nodes"]]
+    by = called.get(event.node or "", "another host")
+    causes = tuple(findings.of_missed(host, by, event.data["seconds"]) for host in gone)
+    verb = "was" if len(gone) == 1 else "were"
+    return Finish("failed", f"{first_few(gone)} {verb} lost while no driver was connected", None, causes)
 
 
 def _with_results(plan: Plan, standing: AttemptStatus) -> Finish:
@@ -329,6 +353,8 @@ def asked(standing: AttemptStatus, request: str) -> AttemptStatus:
 
 def told(standing: AttemptStatus, event: Event) -> AttemptStatus:
     """``standing`` after an event of a node."""
+    if event.kind == "node.missed":
+        return replace(standing, missed=(*standing.missed, event))
     return replace(standing, expired=event.data["reason"]) if event.kind == "node.expiring" else standing
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from ..launchers.base import Launcher, Submission
 from ..protocol.errors import ChannelError, LaunchError, StoreError
 from ..protocol.eventreader import EventReader, reader_of
-from ..protocol.events import Event
+from ..protocol.events import INTERNAL, Event
 from ..protocol.paths import JobPaths
 from ..protocol.process import ProcessId
 from ..protocol.spec import JobSpec
@@ -37,9 +37,6 @@ QUIET_TICK = 0.02
 
 PATIENCE_SECONDS = 600.0
 """How long a driver at its end waits for free disk space to write the journal's last lines."""
-
-INTERNAL = ("launcher.child", "rank.ending")
-"""Events that only the agent needs; they are not written to the journal."""
 
 
 class Driver:
@@ -267,7 +264,7 @@ class Driver:
             started = len(self._state.ranks) == self._plan.world_size
             words = "" if started else findings.of_launchers(self._paths, self._plan)
             reason = "\n".join([reason, *dict.fromkeys(self._errors.values()), words])
-        causes = findings.of(self._paths, self._state) if end.state == "failed" else []
+        causes = end.findings or (findings.of(self._paths, self._state) if end.state == "failed" else [])
         for came in filter(None, [link.came() for link in self._links]):
             self._say("job.note", text=came)
         self._say("job.ended", state=end.state, reason=reason.strip(), first_failure=end.first_failure, findings=causes)
@@ -322,6 +319,9 @@ class Driver:
             self._standing = replace(self._standing, ended=self._standing.ended | {link.node.name})
         elif isinstance(said, messages.Quiet) and said.attempt == self._attempt:
             self._stalls.told(said.ranks, time.monotonic())
+        elif isinstance(said, messages.Steward) and said.attempt == self._attempt:
+            for other in self._links[1:]:
+                other.introduce(said)
         elif isinstance(said, messages.Ping):
             link.clock = clocks.compared(link.clock, said, time.monotonic(), time.time())
         elif isinstance(said, messages.RefusedJob):

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import selectors
 import signal
 import socket
 import time
 import traceback
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ from ..protocol.disk import in_words
 from ..protocol.errors import ChannelError
 from ..protocol.machine import inventory
 from ..protocol.machine.tickets import Kept
-from ..protocol.paths import JobPaths, safe_name, scratch_dir
+from ..protocol.paths import JobPaths, safe_name
 from ..protocol.plan import Inventory
 from ..protocol.process import ProcessId, children, job_token_of, session_of
 from ..protocol.wire import messages
@@ -35,11 +34,12 @@ from ..protocol.wire.connect import peer_uid
 from .file_watch import Changes
 from .gauges import GaugeWatch
 from .nodejob import NodeJob
-from .orphans import Orphans
-from .replica import Incoming, discard, prepare, replica, replica_blobs, replica_paths, trust_replica, write_private
+from .peer import Peer
+from .replica import discard, prepare, replica, replica_blobs, replica_paths, trust_replica, write_private
 from .routes import addresses, with_route
 from .starts import Starts
 from .tail import Shipment
+from .unattended.orphans import Orphans
 
 LINGER_SECONDS = 2.0
 """The agent exits when it has had no driver and no job for this time."""
@@ -55,29 +55,6 @@ EXPIRING = "expiring"
 
 SETTLED_SECONDS, QUIET_TICK = 0.2, 0.25
 """When nothing changed for ``SETTLED_SECONDS`` and inotify reports changes, the agent polls every ``QUIET_TICK``."""
-
-
-@dataclass
-class Peer:
-    """One driver's connection."""
-
-    channel: Channel
-    process: ProcessId | None = None
-    job: str | None = None
-    shipments: dict[str, Shipment] = field(default_factory=dict)
-    heard: float = field(default_factory=time.monotonic)
-    incoming: Incoming = field(default_factory=Incoming)
-    login: messages.Login | None = None
-    """Of a connection from another machine."""
-    name: str = field(default_factory=partial(secrets.token_hex, 8))
-
-    @property
-    def environ(self) -> Mapping[str, str]:
-        return self.login.environ if self.login else os.environ
-
-    @property
-    def scratch(self) -> Path:
-        return scratch_dir(self.environ)
 
 
 class Agent:
@@ -143,7 +120,8 @@ class Agent:
         self._child_died = True
 
     def _active(self) -> bool:
-        return any(job.state != "ended" for job in self._jobs.values()) or any(p.channel.pending for p in self._peers)
+        going = any(job.state != "ended" or job.speaks for job in self._jobs.values())
+        return going or any(peer.channel.pending for peer in self._peers)
 
     def _done(self) -> bool:
         if self._stop and not self._active():
@@ -417,6 +395,12 @@ class Agent:
             self._gpus.hold(job.paths.job)
         self._orphans.claimed(job.paths.job)
         peer.shipments[job.paths.job] = Shipment(peer.channel, job.paths, job.node, shared, dict(offsets))
+        if (vigil := job.vigil()) and (place := vigil.lead()):
+            peer.channel.send({"type": "steward", **place.to_json()})
+
+    def _on_steward(self, peer: Peer, said: messages.Steward, body: bytes) -> None:
+        if (job := self._jobs.get(said.job)) and (vigil := job.vigil()):
+            vigil.join(said)
 
     def _on_signal(self, peer: Peer, said: messages.Signal, body: bytes) -> None:
         if job := self._jobs.get(said.job):
@@ -474,13 +458,14 @@ class Agent:
     def _care_for_orphans(self, now: float) -> None:
         followed = {peer.job for peer in self._peers}
         for name, job in list(self._jobs.items()):
+            job.hear(now, name in followed)
             if name in followed:
                 self._orphans.claimed(name)
             elif job.shared and self._orphans.hopeless(job.paths, None, now):
                 job.end(1.0, now)
                 if job.state == "ended":
                     self._remove(name)
-            elif not job.shared and job.state != "ended" and self._orphans.hopeless(job.paths, job.lease, now):
+            elif not job.shared and job.going and self._orphans.hopeless(job.paths, job.lease, now):
                 job.end(job.grace, now, f"no driver came for {job.lease:g} s (--lease)\n")
 
     def _remove(self, name: str, *, shipped: bool = False) -> None:

@@ -18,11 +18,13 @@ from ..protocol.hosts import BRING, bytes_of
 from ..protocol.paths import JobPaths
 from ..protocol.plan import Plan
 from ..protocol.process import ProcessId, exit_in_words, job_token, processes_of_job
+from ..protocol.wire.beats import Part
 from ..ranks.eventfile import EventFile
 from .out_of_memory import OutOfMemory
 from .progress import Progress, Quiet
 from .replica import Written, discard, written
 from .stacks import Endings, Stack, Stacks
+from .unattended.vigil import Vigil
 
 REPORT_SECONDS = 1.0
 """Seconds between two reports of how long the ranks have made no progress."""
@@ -87,6 +89,8 @@ class NodeJob:
         self._failed_at = 0.0
         self._look_at = 0.0
         self._terminated: set[ProcessId] = set()
+        self._done: set[int] = set()
+        self._vigil: Vigil | None = None
         if self.adopt:
             self._recall()
 
@@ -122,8 +126,8 @@ class NodeJob:
 
     @property
     def _limit(self) -> int:
-        """Bytes of files that go to the notebook; none from a node that shares the driver's disk."""
-        if self.shared:
+        """Bytes of files that go to the notebook; none from a node that shares the driver's disk or has no files."""
+        if self.shared or not self.paths.plan.exists():
             return -1
         own = next(node for node in self._plan.nodes if node.name == self.node)
         return bytes_of(own.reach.bring or BRING)
@@ -157,7 +161,7 @@ class NodeJob:
         changed = self._read_launcher() | self._read_ranks()
         self._endings.turn(self.processes, now)
         self._stacks.turn(now)
-        if self.state in ("starting", "running") and self.launcher is not None and not self.launcher.alive():
+        if self.going and self.launcher is not None and not self.launcher.alive():
             self._read_launcher()
             self._read_ranks()
             self.end(0.3, now)
@@ -207,6 +211,7 @@ class NodeJob:
             self._endings.began(rank, self._now)
         elif event.kind in ("rank.done", "rank.interrupted", "rank.failed"):
             self.spoke.add(rank)
+            self._done |= {rank} if event.kind == "rank.done" else set()
             self._endings.over(rank)
             if event.kind == "rank.failed":
                 self._note_failure()
@@ -225,10 +230,10 @@ class NodeJob:
                 self._tell_exit(rank, code, by_engine)
 
     def _tell_exit(self, rank: int, code: int, by_engine: bool | None) -> None:
+        self.codes[rank] = code
         if rank in self.told:
             return
         self.told.add(rank)
-        self.codes[rank] = code
         self._endings.over(rank)
         while self._read_rank(rank):  # events from before its exit
             continue
@@ -263,6 +268,11 @@ class NodeJob:
             self._progress.measured(rank, works, self._now)
 
     @property
+    def going(self) -> bool:
+        """Whether it goes on, and has not begun to end."""
+        return self.state in ("starting", "running")
+
+    @property
     def living(self) -> dict[int, ProcessId]:
         """Ranks that have started and whose exit was not recorded."""
         return {rank: process for rank, process in self.processes.items() if rank not in self.told}
@@ -273,6 +283,32 @@ class NodeJob:
             return []
         self._report_at = now + REPORT_SECONDS
         return self._progress.look(sorted(self.living), now)
+
+    # -- the other nodes
+
+    def vigil(self) -> Vigil | None:
+        """Of a job of several nodes that goes on here without the driver's disk."""
+        if self._vigil is None and not self.shared and self.going:
+            self._vigil = Vigil(self._plan, self.node, self.attempt, self.events.write)
+        return self._vigil
+
+    def hear(self, now: float, attended: bool) -> None:
+        """Hear the other nodes. The job ends here when one is gone while no driver is connected to any node."""
+        if self._vigil is not None:
+            grace = self._vigil.turn(now, self._part, attended)
+            if grace is not None:
+                self.end(grace, now)
+
+    @property
+    def speaks(self) -> bool:
+        """Whether other nodes may still have to hear how this node's part stands."""
+        return self._vigil is not None and self._vigil.speaks
+
+    @property
+    def _part(self) -> Part:
+        if self.state != "ended":
+            return "runs"
+        return "done" if all(rank in self._done or self.codes.get(rank) == 0 for rank in self.ranks) else "short"
 
     # -- acting
 
@@ -296,7 +332,7 @@ class NodeJob:
 
     def expire(self, reason: str, now: float) -> None:
         """End the job with its grace, before the engine ends it without one."""
-        if self.state in ("starting", "running"):
+        if self.going:
             self.events.write("node.expiring", reason=reason)
             self.end(self.grace, now)
 
@@ -351,6 +387,8 @@ class NodeJob:
     def close(self, *, remove: bool = False, shipped: bool = False) -> None:
         """``remove``: delete the replica of the job, but no file that the cell wrote, unless it was ``shipped``."""
         self.events.close()
+        if self._vigil is not None:
+            self._vigil.close()
         if remove and shipped:
             self.written.discard()
         if remove:

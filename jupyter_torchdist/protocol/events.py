@@ -29,6 +29,8 @@ launcher.rendezvous  address, port: where the first node's store listens
 launcher.child       pid, code, why, stopped (by the engine itself; null if it does not report this): a rank's
                      process ended
 launcher.ended       codes {pid: exit code}, error (text, empty when all is well)
+node.missed          nodes, seconds: while no driver was connected, nothing was heard of these nodes for so long, so the
+                     agent ends the ranks
 node.expiring        reason: the engine will soon end what runs on the node, so the agent ends the ranks
 node.ended           error: a check found no living process of the job on the node
 rank.started         process (ProcessId), local_rank
@@ -65,6 +67,9 @@ from .typed import Malformed, Record, decoder
 
 DRIVER, AGENT, LAUNCHER, RANK = "driver", "agent", "launcher", "rank"
 """Who says what."""
+
+INTERNAL = ("launcher.child", "rank.ending")
+"""Events that only the agent needs; they are not written to the journal."""
 
 FINAL_STATES = ("succeeded", "failed", "cancelled", "timed_out", "lost")
 
@@ -211,6 +216,7 @@ KINDS: dict[str, Kind] = {
     "node.up": Kind((AGENT,), may={"agent": ProcessId}),
     "node.lost": Kind((DRIVER,), may={"reason": str}),
     "node.clock": Kind((DRIVER,), {"ahead": float, "within": float}),
+    "node.missed": Kind((AGENT,), {"nodes": tuple[str, ...], "seconds": float}),
     "node.expiring": Kind((AGENT,), {"reason": str}),
     "node.ended": Kind((AGENT,), may={"attempt": int, "error": str}),
     "launcher.started": Kind((LAUNCHER,), {"process": ProcessId}, {"attempt": int}),

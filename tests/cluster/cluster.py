@@ -82,9 +82,9 @@ class Cluster(Hosts):
         for end in ("saddr", "daddr"):
             self._drop(f"ether {end} {self.layout.mac(node)} numgen random mod 1000 <= {round(percent * 10) - 1}")
 
-    def firewall(self, node: str, port: int | str) -> None:
-        """Drop what is sent to this TCP port there; or to these, such as ``"1024-65535"``."""
-        self._drop(f"ether daddr {self.layout.mac(node)} tcp dport {port}")
+    def firewall(self, node: str, port: int | str, protocol: str = "tcp") -> None:
+        """Drop what is sent to this port there; or to these, such as ``"1024-65535"``."""
+        self._drop(f"ether daddr {self.layout.mac(node)} {protocol} dport {port}")
 
     def limit(self, node: str, mbit: float | None) -> None:
         """The rate of its cable in each direction; None for no limit."""

@@ -55,10 +55,14 @@ def _pid_namespace(pid: int) -> str:
 
 
 def listening_ports(pid: int) -> set[int]:
-    """TCP ports on which somebody listens in the process's network."""
-    tables = [Path(f"/proc/{pid}/net/{name}") for name in ("tcp", "tcp6")]
-    rows = [line.split() for table in tables if table.exists() for line in table.read_text().splitlines()[1:]]
-    return {int(row[1].rpartition(":")[2], 16) for row in rows if row[3] == "0A"}
+    """Ports of TCP and UDP on which somebody listens in the process's network."""
+    states = {"tcp": "0A", "tcp6": "0A", "udp": "07", "udp6": "07"}  # LISTEN; CLOSE of a socket that has no peer
+    found = set()
+    for name, state in states.items():
+        table = Path(f"/proc/{pid}/net/{name}")
+        rows = [line.split() for line in table.read_text().splitlines()[1:]] if table.exists() else []
+        found |= {int(row[1].rpartition(":")[2], 16) for row in rows if row[3] == state}
+    return found
 
 
 def _claim() -> int:
@@ -203,7 +207,7 @@ class Hosts:
         return {pid: command for pid, command in found.items() if command and "/usr/sbin/sshd -D" not in command}
 
     def listening(self, node: str) -> set[int]:
-        """TCP ports other than 22."""
+        """Ports of TCP and UDP other than 22."""
         return listening_ports(self._pid(node)) - {22}
 
     def drop_ssh(self, node: str) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from jupyter_torchdist.node.orphans import DRIVER_TRIES, ORPHAN_SECONDS, RETRY_SECONDS, Orphans
+from jupyter_torchdist.node.unattended.orphans import DRIVER_TRIES, ORPHAN_SECONDS, RETRY_SECONDS, Orphans
 from jupyter_torchdist.protocol.paths import JobPaths
 from tests.leaks import wait_until
 

@@ -20,7 +20,7 @@ from jupyter_torchdist.driver.policy import (
     decide,
     finish,
 )
-from jupyter_torchdist.protocol.events import ErrorRecord, Finding
+from jupyter_torchdist.protocol.events import ErrorRecord, Event, Finding
 from jupyter_torchdist.protocol.plan import NodePlan, Plan
 from jupyter_torchdist.protocol.state import JobState, RankState, Stall, Waiting
 
@@ -414,3 +414,34 @@ def test_ranks_that_wait_for_long_are_asked_where_they_are() -> None:
     assert standing.ask_at == NOW + 55
     standing = policy.noted(standing, RUNNING, NOW + 51)
     assert decide(plan(), RUNNING, standing, NOW + 500) == []
+
+
+def missed(by: str, *nodes: str) -> Event:
+    return Event("node.missed", 1.0, node=by, data={"nodes": list(nodes), "seconds": 15.0})
+
+
+def test_a_node_that_was_missed_while_no_driver_was_connected_ends_all() -> None:
+    standing = policy.told(AttemptStatus(), missed("node0", "node1"))
+    assert decide(plan(2), RUNNING, standing, NOW) == [Stopping("failed"), End(STOP)]
+    gone = replace(standing, ended=frozenset({"node0"}), lost=frozenset({"node1"}))
+    [end] = decide(plan(2, restarts=3), RUNNING, gone, NOW)
+    assert isinstance(end, Finish)
+    assert (end.state, end.reason) == ("failed", "node1 was lost while no driver was connected")
+    [finding] = end.findings
+    assert finding["sentence"] == "node0 heard nothing of node1 for 15 s, so the ranks were ended."
+    assert "--hosts node1" in finding["remedy"]
+
+
+def test_what_the_first_node_says_of_a_partition_counts() -> None:
+    standing = AttemptStatus()
+    for event in (missed("node1", "node0"), missed("node0", "node1", "node2")):
+        standing = policy.told(standing, event)
+    end = finish(plan(3), RUNNING, standing)
+    assert end.reason == "node1, node2 were lost while no driver was connected"
+
+
+def test_an_exception_before_a_node_was_missed_is_the_cause() -> None:
+    standing = policy.told(AttemptStatus(), missed("node0", "node1"))
+    broken = raised(1, GLOO, 1.0, "RuntimeError")
+    assert finish(plan(2), job(broken, rank(0, "stopped")), standing).reason.startswith("node1 was lost")
+    assert finish(plan(2), job(broken, raised(0, "boom", 2.0)), standing).reason == "rank 0 on host0: ValueError: boom"

@@ -168,4 +168,13 @@ KINDS = (
             r"(?P<reason>Message truncated ?: received \d+ bytes instead of \d+)",
         ),
     ),
+    Kind(
+        "host-lost",
+        Order.UNDETERMINED,
+        "Nothing was heard of a host any more, and no driver was connected.",
+        "It was switched off, it crashed, or the network between the hosts failed. The ranks of the other hosts could "
+        "only wait for its ranks.",
+        "`%dist doctor --hosts HOST` shows whether it is back. Then run the cell again, from its last checkpoint if it "
+        "saves any.",
+    ),
 )

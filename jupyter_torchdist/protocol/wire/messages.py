@@ -139,6 +139,20 @@ class End(Record):
 
 
 @dataclass(frozen=True)
+class Steward(Record):
+    """Where the first node's agent hears the other agents of the job, and the secret by which they know each other.
+
+    It tells the driver, which tells the other agents.
+    """
+
+    job: str
+    attempt: int
+    address: str
+    port: int
+    secret: str
+
+
+@dataclass(frozen=True)
 class Ping(Record):
     """``ping``: is somebody there? ``t`` comes back in a ``pong``, with the node's clock in seconds since the epoch."""
 
@@ -165,6 +179,7 @@ DRIVER_SAYS: dict[str, type[Record]] = {
     "profile": Profile,
     "end": End,
     "forget": OfJob,
+    "steward": Steward,
     "ping": Ping,
     "stop_warm": Nothing,
 }
@@ -332,6 +347,7 @@ AGENT_SAYS: dict[str, type[Record]] = {
     "ended": Ended,
     "quiet": Quiet,
     "refused": RefusedJob,
+    "steward": Steward,
     "pong": Ping,
 }
 

@@ -7,7 +7,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..protocol.paths import JobPaths
+from ...protocol.paths import JobPaths
 
 ORPHAN_SECONDS = 0.5
 """A job on the driver's own disk gets a new driver after this time without one."""

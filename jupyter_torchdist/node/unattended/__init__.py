@@ -1,0 +1,1 @@
+"""Jobs of this node while no driver is connected."""

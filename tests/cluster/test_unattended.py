@@ -1,0 +1,164 @@
+"""Jobs on hosts while no driver is connected: who notices that a host is gone, and who does not."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from jupyter_torchdist.client import Job
+from jupyter_torchdist.client.drivers import DriverPool
+from jupyter_torchdist.node.unattended.neighbours import PATIENCE_SECONDS
+from jupyter_torchdist.protocol.process import job_token_of
+from tests.cluster.cells import MEET, PATIENCE, kill_driver, start
+from tests.cluster.cluster import Cluster
+from tests.leaks import wait_until
+
+TWO = "--hosts node1,node2 --ranks 2"
+NOTICED = PATIENCE_SECONDS + 5.0
+"""Seconds from a host's death to the end of the others' ranks."""
+
+STEPS = (
+    MEET
+    + """
+import pathlib, time
+step, enough = 0, torch.zeros(1)
+while enough < dist.get_world_size():
+    enough = torch.ones(1) * pathlib.Path("/srv/enough").exists()
+    dist.all_reduce(enough)
+    step += 1
+    print("step", step, flush=True)
+    time.sleep(0.1)
+step
+"""
+)
+"""Ranks that need each other in every step, until all have a file."""
+
+
+@pytest.fixture
+def enough(cluster: Cluster) -> Iterator[Callable[[], None]]:
+    """Let the ranks of ``STEPS`` come to their end."""
+
+    def touch() -> None:
+        for node in ("node1", "node2"):
+            cluster.write(node, "/srv/enough", "")
+
+    yield touch
+    cluster.start("node1", "node2")
+    for node in ("node1", "node2"):
+        cluster.run(node, "rm", "-f", "/srv/enough")
+
+
+def ranks_on(cluster: Cluster, node: str) -> list[int]:
+    return [pid for pid in cluster.processes(node) if job_token_of(pid)]
+
+
+def begin(pool: DriverPool, options: str = TWO, source: str = STEPS) -> Job:
+    """A job in whose cell all ranks are."""
+    job = start(pool, source, options)
+    assert wait_until(lambda: all("step 3\n" in job.logs(rank, stream="out") for rank in (0, 1)), PATIENCE)
+    return job
+
+
+@pytest.mark.parametrize(("gone", "left"), [("node2", "node1"), ("node1", "node2")])
+def test_a_host_that_dies_ends_the_ranks_of_the_other_one(
+    pool: DriverPool, cluster: Cluster, gone: str, left: str
+) -> None:
+    job = begin(pool)
+    kill_driver(job)
+    cluster.poweroff(gone)
+    began = time.monotonic()
+    assert ranks_on(cluster, left)
+    assert wait_until(lambda: not ranks_on(cluster, left), NOTICED)
+    assert time.monotonic() - began > PATIENCE_SECONDS / 2
+    state = job.wait(PATIENCE)
+    assert (state.state, state.reason) == ("failed", f"{gone} was lost while no driver was connected")
+    [finding] = state.findings
+    assert (finding.code, finding.node) == ("host-lost", gone)
+    assert finding.sentence == f"{left} heard nothing of {gone} for 15 s, so the ranks were ended."
+
+
+def throw_nonsense(cluster: Cluster, node: str) -> None:
+    """At every port of UDP there, from another machine that can reach it."""
+    ports = cluster.listening(node)
+    assert ports, "nobody listens for the other hosts"
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as stranger:
+        for port in ports:
+            for data in (b"", b"\x00" * 1000, b"{}" * 30, bytes(range(256)) * 30):
+                stranger.sendto(data, (cluster.address(node), port))
+
+
+def test_a_partition_that_heals_in_time_changes_nothing_and_nonsense_is_dropped(
+    pool: DriverPool, cluster: Cluster, enough: Callable[[], None]
+) -> None:
+    """And hosts that are all there go on without a driver, longer than a silent one may."""
+    job = begin(pool)
+    kill_driver(job)
+    away = time.monotonic()
+    throw_nonsense(cluster, "node1")
+    cluster.partition("node1", "node2")
+    time.sleep(PATIENCE_SECONDS / 2)
+    cluster.heal()
+    assert wait_until(lambda: time.monotonic() - away > 2 * PATIENCE_SECONDS, 3 * PATIENCE_SECONDS)
+    assert ranks_on(cluster, "node1")
+    assert ranks_on(cluster, "node2")
+    enough()
+    assert wait_until(lambda: not ranks_on(cluster, "node1") and not ranks_on(cluster, "node2"), PATIENCE)
+    assert job.wait(PATIENCE).state == "succeeded", job.state.reason
+    assert isinstance(job.value, int)
+    assert job.value > 50
+
+
+FAIL = (
+    MEET
+    + """
+import pathlib, time
+print("step 3", flush=True)
+while not pathlib.Path("/srv/enough").exists():
+    time.sleep(0.05)
+if dist.get_rank() == 1:
+    raise LookupError("on node2")
+while True:
+    time.sleep(0.05)
+"""
+)
+"""Rank 0 needs nobody any more, so nothing tells it that rank 1 has failed."""
+
+
+def test_a_rank_that_fails_ends_those_of_the_other_host(
+    pool: DriverPool, cluster: Cluster, enough: Callable[[], None]
+) -> None:
+    job = begin(pool, f"{TWO} --grace 1s", FAIL)
+    kill_driver(job)
+    enough()
+    assert wait_until(lambda: not ranks_on(cluster, "node1"), PATIENCE)
+    assert job.wait(PATIENCE).state == "failed"
+    assert job.state.first_failure == 1
+    assert "LookupError: on node2" in job.state.reason
+
+
+def test_hosts_that_do_not_hear_each_other_are_told_at_the_start(
+    pool: DriverPool, cluster: Cluster, enough: Callable[[], None]
+) -> None:
+    cluster.firewall("node1", "1024-65535", "udp")
+    job = begin(pool)
+    assert wait_until(lambda: bool(job.state.notes), PATIENCE)
+    enough()
+    assert job.wait(PATIENCE).state == "succeeded", job.state.reason
+    [note] = [note for note in job.state.notes if "does not hear" in note]
+    assert note.startswith(f"node2 does not hear node1: nothing comes from {cluster.address('node1')}, port ")
+    assert "--lease" in note
+
+
+@pytest.mark.soak
+def test_a_host_that_is_on_again_before_a_driver_comes(pool: DriverPool, cluster: Cluster) -> None:
+    """Its ranks and files are gone all the same."""
+    job = begin(pool)
+    kill_driver(job)
+    cluster.poweroff("node2")
+    assert wait_until(lambda: not ranks_on(cluster, "node1"), NOTICED)
+    cluster.start("node2")
+    state = job.wait(PATIENCE)
+    assert (state.state, state.reason) == ("failed", "node2 was lost while no driver was connected")

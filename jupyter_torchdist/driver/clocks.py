@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
+from pathlib import Path
 
+from ..protocol.errors import StoreError
 from ..protocol.wire.messages import Ping
+from ..store.files import publish_json
+
+NOTED_SECONDS = 0.02
+"""A smaller change is not written: logs are merged with a resolution of 0.2 s."""
 
 SLOWER = 2.0
 """An answer counts if it took at most so many times as long as the last one that counted: clocks drift."""
@@ -27,3 +34,13 @@ def compared(known: Clock | None, pong: Ping, now: float, wall: float) -> Clock 
     if not pong.clock or (known is not None and error > SLOWER * known.within):
         return known
     return Clock(pong.clock - (wall - error), error)
+
+
+def written(path: Path, ahead: float, before: float) -> float:
+    """Write ``ahead`` for readers of the node's logs, if it differs from ``before``. Returns what is written now."""
+    if abs(ahead - before) < NOTED_SECONDS:
+        return before
+    with contextlib.suppress(StoreError):  # the next answer is another try
+        publish_json(path, {"ahead": ahead})
+        return ahead
+    return before

@@ -18,11 +18,11 @@ from ..protocol.plan import NodePlan, Plan, is_open
 from ..protocol.process import ProcessId
 from ..protocol.wire.assignment import Assignment
 from ..protocol.wire.channel import Channel
-from ..protocol.wire.messages import Steward
+from ..protocol.wire.messages import Ping, Steward
 from ..store.files import publish
 from ..views.wording import first_few
 from .blobs import PIECE, pieces
-from .clocks import Clock
+from .clocks import Clock, compared, written
 
 PING_SECONDS = 2.0
 SILENCE_SECONDS = 5.0
@@ -60,6 +60,7 @@ class Link:
         self.channel: Channel | None = None
         self.clock: Clock | None = None
         """Of the node, once it has answered a ping."""
+        self._ahead = 0.0
         self.ended = False
         self.started = self._following = started
         """Whether this node was told to start, by this driver or an earlier one."""
@@ -94,6 +95,12 @@ class Link:
         """Whether the start order was sent."""
         self._steward: Steward | None = None
         """Where the node's agent hears the first node's."""
+
+    def hear_clock(self, pong: Ping, now: float, wall: float) -> None:
+        """Compare the node's clock with ours, as ``clocks.compared``; readers of its logs find the difference."""
+        self.clock = compared(self.clock, pong, now, wall)
+        if self.clock is not None and not self.shared:
+            self._ahead = written(self._paths.clock(self.node.name), self.clock.ahead, self._ahead)
 
     # -- connection
 

@@ -24,7 +24,7 @@ from ..protocol.world import World
 from ..store import journal, liveness
 from ..store.files import publish_json
 from ..store.jobdir import read_manifest, read_plan, read_spec, taken_requests
-from . import clocks, findings, policy, profiles
+from . import findings, policy, profiles
 from .engine import Engine, begun
 from .links import Link
 from .linkselector import LinkSelector
@@ -323,7 +323,7 @@ class Driver:
             for other in self._links[1:]:
                 other.introduce(said)
         elif isinstance(said, messages.Ping):
-            link.clock = clocks.compared(link.clock, said, time.monotonic(), time.time())
+            link.hear_clock(said, time.monotonic(), time.time())
         elif isinstance(said, messages.RefusedJob):
             why = f"{link.node.called} cannot run the job: {said.reason}"
             raise LaunchError(why, "free the resource and run the cell again")

@@ -196,6 +196,10 @@ class JobPaths:
         """The timeline of all ranks, for Perfetto (``client/profiles.py``)."""
         return self.root / f"profile-{safe_name(name)}.json.gz"
 
+    def clock(self, node: str) -> Path:
+        """How many seconds the node's clock is ahead of the driver's (``ahead``); none for a node of this machine."""
+        return self.root / f"clock-{safe_name(node)}.json"
+
     @property
     def results(self) -> Path:
         return self.root / "results"

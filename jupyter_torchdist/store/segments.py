@@ -38,7 +38,7 @@ class Log:
     def __init__(self, file: logs.LogFile, paths: JobPaths) -> None:
         self.rank, self.stream, self.path = file.rank, file.stream, file.path
         self.name = f"{file.rank}.{file.stream}"
-        self._times = TimeIndex(paths.node(file.node).times(file.rank))
+        self._times = TimeIndex(paths.node(file.node).times(file.rank), paths.clock(file.node))
 
     def size(self) -> int:
         """Size in bytes; 0 if the file is gone."""

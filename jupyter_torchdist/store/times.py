@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
 from typing import NamedTuple
 
-from ..protocol.disk import open_fd
+from ..protocol import codec
+from ..protocol.disk import open_fd, read_plain
 from ..protocol.times import ERR, RECORD
 from .logs import STREAMS
 
@@ -25,10 +27,14 @@ class Mark(NamedTuple):
 
 
 class TimeIndex:
-    """The ``.times`` file of one rank. Each query opens it for a moment. A missing file has no records."""
+    """The ``.times`` file of one rank. Each query opens it for a moment. A missing file has no records.
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    ``clock``: the file that tells how far the clock of the rank's node is ahead (``JobPaths.clock``). Times here are on
+    the driver's clock.
+    """
+
+    def __init__(self, path: Path, clock: Path | None = None) -> None:
+        self._path, self._clock = path, clock
         self._found: dict[str, tuple[int, int]] = {}
         """By stream: the last size searched for, and its index. A reader usually asks for the next bytes."""
 
@@ -47,25 +53,34 @@ class TimeIndex:
             if mark is None:
                 return None
             before = records.last(index - 1) or Mark(mark.t - LAG, 0)
-            return _between(before, mark, offset)
+            return _between(before, mark, offset) - self._ahead()
 
     def offset(self, stream: str, t: float) -> int:
         """How many bytes of the stream had been written by ``t``, as far as the records tell."""
         with _Records(self._path, stream) as records:
-            mark = records.last(records.first_after(t) - 1)
+            mark = records.last(records.first_after(t + self._ahead()) - 1)
             return mark.size if mark else 0
 
     def marks(self, stream: str, start: int, end: int, limit: int = 20_000) -> list[Mark]:
         """Marks of bytes ``start`` to ``end``, with the first at or after ``end``. Reads at most ``limit`` records."""
         with _Records(self._path, stream) as records:
-            found, size = [], start
+            found, size, ahead = [], start, self._ahead()
             for mark in records.run(self._first_of_size(records, stream, start + 1), limit):
                 if mark.size > size:
-                    found.append(mark)
+                    found.append(Mark(mark.t - ahead, mark.size))
                     size = mark.size
                 if size >= end:
                     break
             return found
+
+    def _ahead(self) -> float:
+        if self._clock is None:
+            return 0.0
+        try:
+            ahead = codec.loads(read_plain(self._clock))["ahead"]
+        except (OSError, ValueError, LookupError, TypeError):
+            return 0.0
+        return ahead if isinstance(ahead, float) and math.isfinite(ahead) else 0.0
 
     def _first_of_size(self, records: _Records, stream: str, size: int) -> int:
         before, index = self._found.get(stream, (0, 0))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import linecache
 import re
 import subprocess
 import sys
+import time
 import types
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -15,6 +17,8 @@ import pytest
 from jupyter_torchdist.client.drivers import DriverPool
 from jupyter_torchdist.launchers.ssh.connection import ssh_words
 from jupyter_torchdist.protocol.errors import TorchDistError
+from jupyter_torchdist.store import segments
+from jupyter_torchdist.store.tail import Tail
 from tests.cluster import node_python
 from tests.cluster.cells import MEET, PATIENCE, PYTHON, start
 from tests.cluster.cluster import Cluster
@@ -234,6 +238,29 @@ def test_what_differs_on_a_host_is_noted(pool: DriverPool, write: Change) -> Non
     assert [note.splitlines()[0] for note in job.manifest.notes if "differs" in note] == [
         "what hosts have differs from this notebook: numpy"
     ]
+
+
+BY_TURNS = """
+import time, torch.distributed as dist
+for turn in range(4):
+    if turn % 2 == dist.get_rank():
+        print("turn", turn, flush=True)
+        time.sleep(0.5)
+    dist.barrier()
+time.sleep(3)
+"""
+
+
+def test_lines_of_a_host_whose_clock_is_wrong_stand_where_they_were_printed(pool: DriverPool, write: Change) -> None:
+    write("node1", "/srv/early/sitecustomize.py", "import time\nright = time.time\ntime.time = lambda: right() + 100\n")
+    write("node1", "/root/.profile", "export PYTHONPATH=/srv/early\n")
+    job = start(pool, BY_TURNS, TWO)
+    assert job.wait(PATIENCE).state == "succeeded", job.state.reason
+    logs = segments.find(job.paths)
+    sizes = {name: log.size() for name, log in logs.items()}
+    merged = Tail({}, None).poll(logs, sizes, time.monotonic(), 1 << 20, ended=True)
+    assert b"".join(one.data for one in merged) == b"turn 0\nturn 1\nturn 2\nturn 3\n"
+    assert json.loads(job.paths.clock("node0").read_text())["ahead"] == pytest.approx(100, abs=2)
 
 
 EARLIER = """

@@ -49,6 +49,20 @@ def test_between_two_records_time_is_linear(tmp_path: Path) -> None:
     assert index.written("err", 7) == pytest.approx(10.1)
 
 
+def test_times_of_a_node_whose_clock_is_ahead_are_on_the_drivers_clock(tmp_path: Path) -> None:
+    write(tmp_path / "times", [(1010.0, "out", 100), (1010.1, "out", 200)])
+    clock = tmp_path / "clock"
+    index = TimeIndex(tmp_path / "times", clock)
+    assert index.written("out", 100) == 1010.0
+    clock.write_text('{"ahead": 1000.0}')
+    assert index.written("out", 100) == 10.0
+    assert index.offset("out", 10.05) == 100
+    assert [mark.t for mark in index.marks("out", 0, 200)] == pytest.approx([10.0, 10.1])
+    for damaged in ("", "[]", '{"ahead": "x"}', '{"ahead": NaN}', "{}"):
+        clock.write_text(damaged)
+        assert index.written("out", 100) == 1010.0
+
+
 def test_what_came_after_a_silence_is_not_spread_over_it(tmp_path: Path) -> None:
     index = write(tmp_path / "times", [(10.0, "out", 100), (500.0, "out", 200)])
     found = index.written("out", 101)

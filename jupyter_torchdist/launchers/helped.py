@@ -50,7 +50,7 @@ class HelpedChannel(BootedChannel):
 
     @property
     def shell(self) -> str:
-        return f"ssh {self.host}"
+        return f"ssh {self.host.rpartition(' ')[2]}"
 
 
 class HelpedSubmission:

@@ -68,7 +68,10 @@ def reap() -> None:
 
 
 def end() -> None:
-    """End every process below this one."""
+    """End every process below this one, agents first: how the others end now is not why the job does."""
+    for pid in [pid for pid, parent in parents().items() if parent == os.getpid()]:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
     number, deadline = signal.SIGTERM, time.monotonic() + GRACE
     while pids := below(os.getpid()):
         for pid in pids:
@@ -92,15 +95,21 @@ def clean(scratch: str) -> None:
             os.rmdir(folder)
 
 
-def below(root: int) -> list[int]:
-    parents = {}
+def parents() -> dict[int, int]:
+    """Of every process of the machine."""
+    found = {}
     for pid in filter(str.isdecimal, os.listdir("/proc")):
         with contextlib.suppress(OSError), open(f"/proc/{pid}/stat") as file:
-            parents[int(pid)] = int(file.read().rpartition(")")[2].split()[1])
+            found[int(pid)] = int(file.read().rpartition(")")[2].split()[1])
+    return found
+
+
+def below(root: int) -> list[int]:
+    of = parents()
     found, todo = [], [root]
     while todo:
         parent = todo.pop()
-        children = [pid for pid, its in parents.items() if its == parent]
+        children = [pid for pid, its in of.items() if its == parent]
         found += children
         todo += children
     return found

@@ -118,7 +118,7 @@ def test_an_executor_that_is_lost_ends_the_job_with_its_node(spark_pool: DriverP
     assert wait_until(lambda: asleep(job), PATIENCE), job.state.reason
     os.kill(spark.executors()[0], signal.SIGKILL)
     assert job.wait(PATIENCE).state in ("failed", "lost")
-    assert "on 127.0.0.1" in job.state.reason
+    assert "ExecutorLostFailure" in job.state.reason
     assert wait_until(lambda: not spark.left(), 15), spark.left()
 
 
@@ -129,5 +129,5 @@ def test_the_end_of_the_application_is_the_end_of_the_job(spark_pool: DriverPool
     (java,) = spark.processes("SparkSubmit")
     os.kill(java, signal.SIGKILL)
     assert job.wait(PATIENCE).state in ("failed", "lost")
-    assert "Spark" in job.state.reason
+    assert "the Java process of the job's Spark application has ended" in job.state.reason
     assert wait_until(lambda: not spark.left(), 15), spark.left()

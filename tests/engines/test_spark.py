@@ -97,11 +97,23 @@ def test_an_exception_of_a_rank_is_the_notebooks_own(spark_pool: DriverPool) -> 
         job.raise_for_state()
 
 
+@pytest.mark.soak
+def test_ranks_have_the_gpus_that_spark_gives_their_task(spark_pool: DriverPool, tmp_path: Path) -> None:
+    found = tmp_path / "found.sh"
+    found.write_text("""#!/bin/sh\necho '{"name": "gpu", "addresses": ["4", "6"]}'\n""")
+    found.chmod(0o755)
+    worker = f"-O spark.worker.resource.gpu.amount=2 -O spark.worker.resource.gpu.discoveryScript={found}"
+    words = f"--launcher spark --gpus 2 --backend gloo -O master=local-cluster[1,2,1024] {worker}"
+    job = started(spark_pool, "import os\nprint('has', os.environ['CUDA_VISIBLE_DEVICES'])", words, python=None)
+    assert job.wait(PATIENCE).state == "succeeded", job.state.reason
+    assert ["has 4,6" in job.logs(rank) for rank in range(2)] == [True, True]
+
+
 DISTRIBUTOR = """
+import sys
 from pyspark.sql import SparkSession
 from jupyter_torchdist import TorchDistributor
 from jupyter_torchdist.client.drivers import pool
-from jupyter_torchdist.store import catalog
 
 def train(rate):
     import os
@@ -110,9 +122,9 @@ def train(rate):
     return rate, dist.get_world_size(), os.environ["LOCAL_WORLD_SIZE"]
 
 if __name__ == "__main__":
-    session = SparkSession.builder.master("local[2]").config("spark.executor.cores", "1").getOrCreate()
+    session = SparkSession.builder.master(sys.argv[1]).config("spark.cores.max", 1).config("spark.executor.cores", 1)
+    session = session.getOrCreate()
     print(TorchDistributor(num_processes=2, local_mode=False, use_gpu=False).run(train, 0.5))
-    (job,) = catalog.jobs()
     print("spark has", session.range(3).count())
     session.stop()
     pool().close()
@@ -122,9 +134,9 @@ if __name__ == "__main__":
 @pytest.mark.soak
 def test_torch_distributor_runs_on_the_cluster_of_the_notebooks_session(spark: SparkCluster, tmp_path: Path) -> None:
     (tmp_path / "notebook.py").write_text(DISTRIBUTOR)
-    done = subprocess.run(
-        [sys.executable, "notebook.py"], cwd=tmp_path, capture_output=True, text=True, timeout=2 * PATIENCE
-    )
+    with spark.lasting(cores=3) as master:
+        command = [sys.executable, "notebook.py", master]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=2 * PATIENCE)
     assert "(0.5, 2, '1')\n" in done.stdout, done.stderr
     assert "spark has 3\n" in done.stdout, done.stderr
 

@@ -198,6 +198,9 @@ class Application(Helper):
             line.shutdown(socket.SHUT_WR)
 
     def brief(self, error: BaseException) -> str:
+        java = getattr(getattr(self._context, "_gateway", None), "proc", None)
+        if java is not None and java.poll() is not None:
+            return "the Java process of the job's Spark application has ended"
         return brief(error)
 
 

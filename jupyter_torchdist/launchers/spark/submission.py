@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ...protocol.errors import LaunchError
 from ...protocol.paths import make_private, runtime_dir
-from ...protocol.plan import Plan
+from ...protocol.plan import NodePlan, Plan
+from ...protocol.wire.channel import Channel
 from ..helped import HelpedSubmission, start
 
 APPLICATION = "jupyter_torchdist.launchers.spark.application"
@@ -58,6 +60,13 @@ class SparkSubmission(HelpedSubmission):
     @property
     def token(self) -> dict[str, Any]:
         return {"socket": str(self._path)}
+
+    def connect(self, node: NodePlan) -> Channel:
+        """Two nodes may be one machine, so a chosen scratch directory has one below for each."""
+        reach = node.reach
+        if reach.scratch:
+            reach = replace(reach, scratch=f"{reach.scratch}/{node.name}")
+        return super().connect(replace(node, reach=reach))
 
     def cancel(self) -> None:
         try:

@@ -128,6 +128,7 @@ class HelpedSubmission:
     def _cancel(self) -> str:
         """Why it failed; empty if it did not, or the process had ended before."""
         self._hear()
+        ended = self._state.word == ENDED
         if self._gone:
             return ""
         with contextlib.suppress(LaunchError):
@@ -138,7 +139,7 @@ class HelpedSubmission:
             if self._cancelled is not None:
                 return self._cancelled
             time.sleep(0.02)
-        return f"{self.engine} did not answer"
+        return "" if ended and self._gone else f"{self.engine} did not answer"
 
 
 def start(module: str, theirs: socket.socket, more: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:

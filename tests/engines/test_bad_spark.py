@@ -23,6 +23,8 @@ from tests.engines.spark_cluster import MASTER, SparkCluster
 from tests.engines.test_spark import PATIENCE, asleep, start
 from tests.leaks import wait_until
 
+pytestmark = pytest.mark.timeout(600)
+
 
 def planned(options: str) -> PreparedJob:
     return prepare(Request("1 + 1", "Cell In[3]", 2, parse_options(f"--launcher spark {options}"), {}))

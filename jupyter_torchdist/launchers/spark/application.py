@@ -12,6 +12,7 @@ import importlib
 import os
 import secrets
 import socket
+import subprocess
 import threading
 import time
 from collections.abc import Mapping
@@ -33,6 +34,9 @@ END_SECONDS = 8.0
 
 CANCEL_SECONDS = 15.0
 """How long a cancel may take in all. Then this process ends, and with it the application."""
+
+EXIT_SECONDS = 2.0
+"""How long Java may take to end after it has closed its connections."""
 
 ALONE_SECONDS = 300.0
 """Without a driver and without tasks for this time, nobody will come."""
@@ -199,8 +203,10 @@ class Application(Helper):
 
     def brief(self, error: BaseException) -> str:
         java = getattr(getattr(self._context, "_gateway", None), "proc", None)
-        if java is not None and java.poll() is not None:
-            return "the Java process of the job's Spark application has ended"
+        if java is not None and not hasattr(error, "java_exception"):
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                java.wait(EXIT_SECONDS)
+                return "the Java process of the job's Spark application has ended"
         return brief(error)
 
 
@@ -222,10 +228,12 @@ def named(hosts: list[str]) -> list[str]:
 
 
 def brief(error: BaseException) -> str:
-    """The line that says why: of the exception in a task the last one, else Spark's own."""
+    """The line that says why: of a failed stage that of the failed task, in Python the exception's."""
     java = getattr(error, "java_exception", None)
     said = str(error if java is None else java.getMessage() or java)
     lines = [line.strip() for line in said.splitlines() if line.strip() and not line.startswith(("\t", " "))]
+    if len(lines) > 1 and "Most recent failure reason:" in lines[0]:
+        return lines[2] if len(lines) > 2 and "Traceback" in lines[1] else lines[1]
     return (lines or [type(error).__name__])[0]
 
 

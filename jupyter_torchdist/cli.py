@@ -18,7 +18,7 @@ from pathlib import Path
 
 from . import __version__
 from .client.drivers import pool
-from .client.job import Job, attach
+from .client.job import Job
 from .client.submit import rerun, submit
 from .protocol import codec
 from .protocol.errors import CellSyntaxError, JobCancelled, OptionError, TorchDistError
@@ -26,7 +26,7 @@ from .protocol.spec import STDIN
 from .protocol.state import JobState
 from .protocol.typed import Record
 from .store.segments import Log
-from .verbs import ansi, answers, parse, planned, profiled, torchrun
+from .verbs import ansi, answers, hosts, parse, planned, profiled, torchrun
 from .verbs.command_line import help_of, split
 from .verbs.perform import perform
 from .verbs.schema import Failed, Line, Problem, Standing
@@ -84,7 +84,7 @@ def _main(words: list[str]) -> int:
         print(shown, more if words[0] in ("-h", "--help") else "", sep="", end="")
         return 0
     if arguments.verb in ("attach", "rerun"):
-        job = attach(arguments.job)
+        job = hosts.attached(arguments)
         if again := arguments.verb == "rerun":
             job = rerun(job, env=arguments.env)
         keep = None if again or arguments.json else ATTACHED

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
 from collections import deque
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -13,16 +12,17 @@ from typing import Any
 from ..launchers.base import Submission
 from ..protocol.errors import ChannelError, LaunchError, StoreError
 from ..protocol.events import ProfileRequest
-from ..protocol.paths import JobPaths, safe_name, user_name
+from ..protocol.paths import JobPaths, safe_name
 from ..protocol.plan import NodePlan, Plan, is_open
 from ..protocol.process import ProcessId
+from ..protocol.wire import messages
 from ..protocol.wire.assignment import Assignment
 from ..protocol.wire.channel import Channel
-from ..protocol.wire.messages import Ping, Steward
 from ..store.files import publish
 from ..views.wording import first_few
 from .blobs import PIECE, pieces
 from .clocks import Clock, compared, written
+from .crossing import Arriving, driving
 
 PING_SECONDS = 2.0
 SILENCE_SECONDS = 5.0
@@ -78,6 +78,7 @@ class Link:
         """Whether the user was told that the node is out of reach."""
         self._retry_at = 0.0
         self._retry_seconds = RETRY_SECONDS
+        self._arriving = Arriving(paths, wanted=started and plan.driver > 1 and node == plan.nodes[0])
         self._blob_directory = Path()
         self._digests: tuple[str, ...] | None = None
         """Blobs that the node's part needs; None for a driver that takes up the job."""
@@ -93,10 +94,10 @@ class Link:
         """The start order. Repeated on each new channel: the agent may be another one, which knows no job."""
         self._ordered = False
         """Whether the start order was sent."""
-        self._steward: Steward | None = None
+        self._steward: messages.Steward | None = None
         """Where the node's agent hears the first node's."""
 
-    def hear_clock(self, pong: Ping, now: float, wall: float) -> None:
+    def hear_clock(self, pong: messages.Ping, now: float, wall: float) -> None:
         """Compare the node's clock with ours, as ``clocks.compared``; readers of its logs find the difference."""
         self.clock = compared(self.clock, pong, now, wall)
         if self.clock is not None and not self.shared:
@@ -137,6 +138,8 @@ class Link:
                 "attempt": self.attempt,
                 "shared": self.shared,
                 "offsets": {} if self.shared else self._offsets(),
+                "blobs": self._arriving.missing(),
+                **driving(self._plan),
             }
         )
         self.introduce()
@@ -213,7 +216,7 @@ class Link:
         if self.channel is None:
             return
         try:
-            messages = self.channel.receive()
+            received = self.channel.receive()
         except (EOFError, ChannelError) as error:
             self.drop(now, str(error))
             return
@@ -223,12 +226,12 @@ class Link:
             self.drop(now, error.message)
             return
         self._heard = now
-        if messages:
+        if received:
             if self.reached_since is None:
                 self.reached_since = now
             self._reached, self.down_since = True, None
             self._patience, self._retry_seconds = SILENCE_SECONDS, RETRY_SECONDS
-        yield from messages
+        yield from received
 
     def send(self, header: dict[str, Any], body: bytes = b"") -> None:
         """Send if possible. Important messages are repeated when the channel is reopened."""
@@ -262,7 +265,7 @@ class Link:
                 "blobs": list(self._digests or ()),
                 "store": str(self._blob_directory),
                 "gpus": [gpu for gpu in self.node.gpus if not is_open(gpu)],
-                "origin": f"{user_name(os.getuid())}@{socket.gethostname()}",
+                **driving(self._plan),
             }
         )
 
@@ -280,7 +283,7 @@ class Link:
             self.send({"type": "start", "assignment": assignment, "shared": self.shared, "offsets": offsets})
             self.introduce()
 
-    def introduce(self, steward: Steward | None = None) -> None:
+    def introduce(self, steward: messages.Steward | None = None) -> None:
         """Tell the node's agent where it hears the first node's, as soon as it knows the job."""
         self._steward = steward or self._steward
         if self._steward is not None and (self._ordered or self._following):
@@ -329,7 +332,7 @@ class Link:
 
     def on_bytes(self, name: str, offset: int, data: bytes) -> None:
         """Append new bytes of a node's file to the driver's copy. Raises ``OSError`` when the disk is full."""
-        path = self._paths.root / self._place(name)
+        path = self._arriving.path(name) or self._paths.root / self._place(name)
         if not self._paths.root.is_dir():  # deleted while the job runs: it is not made anew
             return
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -341,6 +344,7 @@ class Link:
                 view, offset = view[written:], offset + written
         finally:
             os.close(fd)
+        self._arriving.look(path)
 
     def _place(self, name: str) -> Path:
         """Where a file of the node is here, below the job's directory. Raises ``ChannelError``."""

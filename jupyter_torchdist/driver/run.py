@@ -24,7 +24,7 @@ from ..protocol.world import World
 from ..store import journal, liveness
 from ..store.files import publish_json
 from ..store.jobdir import read_manifest, read_plan, read_spec, taken_requests
-from . import findings, policy, profiles
+from . import crossing, findings, policy, profiles
 from .engine import Engine, begun
 from .links import Link
 from .linkselector import LinkSelector
@@ -275,13 +275,14 @@ class Driver:
         self._engine.cancel()
 
     def _give_up(self, error: Exception) -> None:
-        """After a bug of the driver or an unusable agent: end all processes and write the reason to the journal."""
+        """After a bug of the driver, or a refusal: write it down. A job that is driven elsewhere is left alone."""
+        taken_over = isinstance(error, crossing.TakenOver)
         for link in self._links:
-            link.end(0.0)
+            link.drop(time.monotonic()) if taken_over else link.end(0.0)
         self._engine.cancel()
         reason = error.message if isinstance(error, LaunchError) else f"the driver failed: {error!r}"
         with contextlib.suppress(StoreError):
-            self._say("job.ended", state="failed", reason=reason, first_failure=None)
+            self._say("job.ended", state="lost" if taken_over else "failed", reason=reason, first_failure=None)
             journal.publish_summary(self._paths, self._state)
 
     def _lose(self, link: Link, reason: str) -> None:
@@ -324,9 +325,8 @@ class Driver:
                 other.introduce(said)
         elif isinstance(said, messages.Ping):
             link.hear_clock(said, time.monotonic(), time.time())
-        elif isinstance(said, messages.RefusedJob):
-            why = f"{link.node.called} cannot run the job: {said.reason}"
-            raise LaunchError(why, "free the resource and run the cell again")
+        elif isinstance(said, (messages.RefusedJob, messages.Replaced)):
+            raise crossing.refusal(said, link.node, self._plan)
 
     def _read_all(self) -> None:
         """Read the events of all files in the job directory, for a driver that takes up a job."""

@@ -203,7 +203,8 @@ def _about(line: str, choice: str) -> str:
     if magic == "%dist" and (len(words) == 1 or words[:1] not in (["plan"], ["run"])):
         if len(words) == 1:
             return f"verb: {parse.VERBS[choice]}"
-        return "option" if choice.startswith("-") else "host" if words[0] in parse.OF_HOSTS else "job"
+        host = words[0] in parse.OF_HOSTS and being_valued(words[1:]) is not None
+        return "option" if choice.startswith("-") else "host" if host else "job"
     option = being_valued(words)
     if option is None:
         named = BY_FLAG.get(choice)

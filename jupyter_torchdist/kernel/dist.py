@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ..client.job import Job, attach
+from ..client.job import Job
 from ..client.submit import rerun
-from ..verbs import answers, parse
+from ..verbs import answers, hosts, parse
 from ..verbs.perform import perform as perform_text
 from ..verbs.waiting import Interrupts
 from . import programs, run
@@ -32,7 +32,7 @@ def perform(ip: InteractiveShell, line: str) -> Any:
     if arguments.verb == "run":
         return programs.run(ip, arguments.words)
     if arguments.verb in ("attach", "rerun"):
-        job = attach(arguments.job)
+        job = hosts.attached(arguments)
         again = arguments.verb == "rerun"
         if again:
             job = rerun(job, env=arguments.env)

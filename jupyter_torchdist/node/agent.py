@@ -25,7 +25,6 @@ from ..protocol.errors import ChannelError
 from ..protocol.machine import inventory
 from ..protocol.machine.tickets import Kept
 from ..protocol.paths import JobPaths, safe_name
-from ..protocol.plan import Inventory
 from ..protocol.process import ProcessId, children, job_token_of, session_of
 from ..protocol.wire import messages
 from ..protocol.wire.assignment import Assignment
@@ -34,11 +33,12 @@ from ..protocol.wire.connect import peer_uid
 from .file_watch import Changes
 from .gauges import GaugeWatch
 from .nodejob import NodeJob
-from .peer import Peer
-from .replica import discard, prepare, replica, replica_blobs, replica_paths, trust_replica, write_private
 from .routes import addresses, with_route
+from .shipping.handover import copied, taken_over
+from .shipping.peer import Peer
+from .shipping.replica import discard, prepare, replica, replica_blobs, replica_paths, trust_replica, write_private
+from .shipping.tail import Shipment
 from .starts import Starts
-from .tail import Shipment
 from .unattended.orphans import Orphans
 
 LINGER_SECONDS = 2.0
@@ -277,7 +277,7 @@ class Agent:
             {
                 "type": "welcome",
                 "process": ProcessId.mine().to_json(),
-                "inventory": self._inventory(peer, said.software).to_json(),
+                "inventory": peer.inventory(said.software).to_json(),
                 "warm": self._starts.pool.describe(),
                 "jobs": [name for name, job in self._jobs.items() if job.state != "ended"],
                 "addresses": addresses(peer.environ) if peer.login else [],
@@ -287,14 +287,6 @@ class Agent:
                 "clock": time.time(),
             }
         )
-
-    def _inventory(self, peer: Peer, software: bool) -> Inventory:
-        """As the login sees this machine: its packages may be others than ours."""
-        found = inventory.local_inventory(peer.environ)
-        if peer.login is None:
-            return found
-        packages = inventory.software(peer.login.path) if software else None
-        return replace(found, python=peer.login.release, torch=peer.login.torch, software=packages)
 
     def _on_login(self, peer: Peer, said: messages.Login, body: bytes) -> None:
         peer.login = said
@@ -319,12 +311,27 @@ class Agent:
 
     def _on_prepare(self, peer: Peer, said: messages.Prepare, body: bytes) -> None:
         """On a node without the driver's disk: take its GPUs, store its files, answer which blobs are missing."""
+        if self._replaced(peer, said):
+            return
         peer.job = said.job
         if said.gpus and (taken := self._gpus.claim(said.job, said.gpus, said.origin, inventory.gpus())):
             peer.channel.send({"type": "refused", "job": said.job, "reason": taken})
             return
         missing = prepare(peer.scratch, said.job, said.files, said.blobs, said.store)
         peer.channel.send({"type": "missing", "job": said.job, "blobs": missing})
+
+    def _on_copy(self, peer: Peer, said: messages.OfJob, body: bytes) -> None:
+        peer.channel.send({"type": "copied", **copied(peer.scratch, said.job).to_json()})
+
+    def _replaced(self, peer: Peer, said: messages.Prepare | messages.Follow) -> bool:
+        """Whether another machine drives the job now. If this one does, the driver before it is told, and let go."""
+        if by := taken_over(replica_paths(peer.scratch, said.job), said.driver, said.origin):
+            peer.channel.send({"type": "replaced", "job": said.job, "by": by})
+        for other in [other for other in self._peers if other.job == said.job and other.driver < said.driver]:
+            other.give_up(said.job)
+            other.channel.send({"type": "replaced", "job": said.job, "by": said.origin})
+        peer.driver = said.driver
+        return bool(by)
 
     def _on_blob(self, peer: Peer, said: messages.BlobPiece, body: bytes) -> None:
         right = peer.incoming.take(replica_blobs(peer.scratch), said.digest, said.offset, body, said.last)
@@ -378,6 +385,8 @@ class Agent:
         """A driver takes up a job that this agent or an earlier agent started."""
         name = safe_name(said.job)
         shared = said.shared
+        if not shared and self._replaced(peer, said):
+            return
         job = self._jobs.get(name)
         if job is None:
             paths = JobPaths(Path(said.job_root)) if shared else replica(peer.scratch, name)
@@ -386,15 +395,17 @@ class Agent:
             job.poll(time.monotonic())
             if job.launcher is None and job.state != "ended":
                 job.end(0.0, time.monotonic(), "the agent was killed before it had started the ranks\n")
-        self._follow(peer, job, shared, said.offsets)
+        self._follow(peer, job, shared, said.offsets, said.blobs)
 
-    def _follow(self, peer: Peer, job: NodeJob, shared: bool, offsets: dict[str, int]) -> None:
+    def _follow(
+        self, peer: Peer, job: NodeJob, shared: bool, offsets: dict[str, int], blobs: tuple[str, ...] = ()
+    ) -> None:
         peer.job = job.paths.job
         job.shared = shared
         if not shared:
             self._gpus.hold(job.paths.job)
         self._orphans.claimed(job.paths.job)
-        peer.shipments[job.paths.job] = Shipment(peer.channel, job.paths, job.node, shared, dict(offsets))
+        peer.shipments[job.paths.job] = Shipment(peer.channel, job.paths, job.node, shared, dict(offsets), blobs)
         if (vigil := job.vigil()) and (place := vigil.lead()):
             peer.channel.send({"type": "steward", **place.to_json()})
 
@@ -429,7 +440,7 @@ class Agent:
     def _on_forget(self, peer: Peer, said: messages.OfJob, body: bytes) -> None:
         """The driver has received all data of a job that has ended."""
         job = self._jobs.get(said.job)
-        if job is not None and job.state == "ended":
+        if job is not None and job.state == "ended" and peer.job == said.job:
             self._remove(said.job, shipped=said.job not in peer.shipments)
         self._ended_early.pop(said.job, None)
         peer.shipments.pop(said.job, None)

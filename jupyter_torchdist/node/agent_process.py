@@ -14,7 +14,7 @@ from ..protocol import codec
 from ..protocol.paths import make_private
 from ..protocol.process import ProcessId
 from .agent import Agent
-from .replica import write_private
+from .shipping.replica import write_private
 
 PR_SET_CHILD_SUBREAPER = 36
 

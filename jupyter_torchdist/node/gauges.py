@@ -23,7 +23,7 @@ from ..protocol.process import ProcessId
 from ..ranks.streams import pace
 from .loads import LOOK_SECONDS, Load, Loads
 from .nodejob import NodeJob
-from .replica import publish_private
+from .shipping.replica import publish_private
 
 FIRST_SECONDS = 1.0
 """The longest delay until the first rank of an idle node is measured. Most shorter cells are never measured."""

@@ -22,7 +22,7 @@ from ..protocol.wire.beats import Part
 from ..ranks.eventfile import EventFile
 from .out_of_memory import OutOfMemory
 from .progress import Progress, Quiet
-from .replica import Written, discard, written
+from .shipping.replica import Written, discard, written
 from .stacks import Endings, Stack, Stacks
 from .unattended.vigil import Vigil
 

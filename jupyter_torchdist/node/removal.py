@@ -15,7 +15,7 @@ from pathlib import Path
 
 from ..protocol.paths import JobPaths, runtime_dir, scratch_dir
 from ..protocol.wire import agents, frames
-from .replica import discard
+from .shipping.replica import discard
 
 
 def main(parents: Sequence[str]) -> None:

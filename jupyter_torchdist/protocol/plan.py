@@ -161,6 +161,8 @@ class Plan(Record):
     """Seconds that ranks on hosts go on without the driver."""
     asked: float = 0.0
     """Seconds that the question to the hosts took."""
+    driver: int = 1
+    """The number of the machine that drives the job. Each machine that takes the job over has the next number."""
     request: str = ""
     """What the engine is sent, such as a batch script; empty where the driver starts everything itself."""
     allocation: str = ""

@@ -38,8 +38,10 @@ def creating(home: Home, job: str) -> Iterator[None]:
         shutil.rmtree(draft.root, ignore_errors=True)
 
 
-def create_job(home: Home, spec: JobSpec, plan: Plan, manifest: Manifest) -> JobPaths:
+def create_job(home: Home, spec: JobSpec, plan: Plan, manifest: Manifest, attempt: int | None = None) -> JobPaths:
     """Create the directory of a new job, with ``job.submitted`` in its journal.
+
+    ``attempt``: of a job that another machine has started, and whose blobs stay there.
 
     Raises ``StoreError``, and ``DamagedJob`` if a blob of the manifest is missing. On an error nothing is left behind.
     """
@@ -49,8 +51,12 @@ def create_job(home: Home, spec: JobSpec, plan: Plan, manifest: Manifest) -> Job
         publish_json(draft.spec, spec.to_json())
         publish_json(draft.plan, plan.to_json())
         publish_json(draft.manifest, manifest.to_json())
-        publish(draft.journal, _submitted(spec, plan).to_line())
-        for blob in manifest.blobs:
+        lines = _submitted(spec, plan).to_line()
+        if attempt is not None:
+            began = {"attempt": attempt, "fresh": plan.fresh, "restarts": attempt - 1}
+            lines += Event("job.starting", spec.created, seq=2, data=began).to_line()
+        publish(draft.journal, lines)
+        for blob in manifest.blobs if attempt is None else ():
             if not (path := home.blob(blob.digest)).exists():
                 raise damaged(path, "it is missing")
         with writing(home.jobs):

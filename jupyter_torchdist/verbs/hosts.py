@@ -1,4 +1,4 @@
-"""``nodes``, ``doctor`` and ``stop`` with ``--hosts``; and the hosts that the user has written down, for Tab."""
+"""Verbs with ``--hosts``: ``nodes``, ``doctor``, ``stop``, ``attach``. The hosts that the user has written down."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from ..client.job import Job, attach
+from ..client.takeover import take_over
 from ..diagnosis.hosts import FAULT, FINE, WARNING, Check, Facts, checks
 from ..launchers.ssh import launcher
 from ..protocol.errors import LaunchError, OptionError
 from ..protocol.hosts import Host, hosts_of
+from ..protocol.spec import Options
 from ..protocol.wire import messages
 from ..views import host_text
 from . import defaults
@@ -68,6 +71,14 @@ def stop(arguments: argparse.Namespace) -> Iterator[StoppedNode]:
             yield StoppedNode(name, error=Problem.of(one.error))
 
 
+def attached(arguments: argparse.Namespace) -> Job:
+    """The job of ``attach`` and ``rerun``. With ``--hosts`` it is fetched from there, if it is not here."""
+    if not getattr(arguments, "hosts", None):
+        return attach(arguments.job)
+    options = _options(arguments)
+    return take_over(arguments.job, hosts_of(options.hosts, options.host_option), options.host_option)
+
+
 def raise_for(nodes: Iterable[StoppedNode]) -> None:
     """Raises ``LaunchError`` that names the hosts on which nothing was removed."""
     if failed := [node.error for node in nodes if node.error is not None]:
@@ -75,9 +86,13 @@ def raise_for(nodes: Iterable[StoppedNode]) -> None:
         raise LaunchError("\n".join(error.message for error in failed), hint)
 
 
-def _hosts(arguments: argparse.Namespace) -> tuple[Host, ...]:
+def _options(arguments: argparse.Namespace) -> Options:
     words = [f"--host-option={setting}" for setting in arguments.host_option]
-    options = defaults.options([f"--hosts={arguments.hosts}", *words], Path.cwd())
+    return defaults.options([f"--hosts={arguments.hosts}", *words], Path.cwd())
+
+
+def _hosts(arguments: argparse.Namespace) -> tuple[Host, ...]:
+    options = _options(arguments)
     return hosts_of(options.hosts, options.host_option)
 
 

@@ -34,7 +34,7 @@ VERBS = {
     "plan": "what the options would run, and run nothing",
     "stop": "end the warm processes; on hosts, remove all that is ours",
 }
-OF_HOSTS = ("nodes", "doctor", "stop")
+OF_HOSTS = ("nodes", "doctor", "stop", "attach")
 JSON = "--json"
 OF_A_JOB = ("show", "logs", "diagnose", "attach", "stacks", "profile", "cancel", "rerun", "export", "track", "rm")
 
@@ -111,7 +111,8 @@ def parser(program: str) -> Parser:
         "--keep-bytes", type=_bytes, metavar="SIZE", help="remove the oldest until 500M, 10G are left"
     )
     for verb in OF_HOSTS:
-        made[verb].add_argument("--hosts", metavar="A,B", help="hosts that ssh reaches, instead of this machine")
+        instead = "of a job that another machine started" if verb == "attach" else "instead of this machine"
+        made[verb].add_argument("--hosts", metavar="A,B", help=f"hosts that ssh reaches, {instead}")
         made[verb].add_argument(
             "--host-option", metavar="HOST.KEY=VALUE", action="append", default=[], help="as of %%%%distribute"
         )

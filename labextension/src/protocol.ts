@@ -346,6 +346,8 @@ export interface Plan {
   lease: number;
   /** Seconds that the question to the hosts took. */
   asked: number;
+  /** The number of the machine that drives the job. Each machine that takes the job over has the next number. */
+  driver: number;
   /** What the engine is sent, such as a batch script; empty where the driver starts everything itself. */
   request: string;
   /** Of the engine, in which the job runs: the id of a Slurm job, the address of a Ray cluster; empty: a new one. */

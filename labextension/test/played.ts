@@ -141,6 +141,7 @@ export const PLAN: Plan = {
   virtual_local_rank: false,
   lease: 43200,
   asked: 0,
+  driver: 1,
   request: '',
   allocation: ''
 };

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from jupyter_torchdist.node import replica
+from jupyter_torchdist.node.shipping import replica
 from jupyter_torchdist.protocol import version
 from jupyter_torchdist.protocol.errors import ChannelError, LaunchError
 from jupyter_torchdist.protocol.events import parse_lines

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from jupyter_torchdist.node.replica import Incoming, prepare, replica, replica_blobs, trust_replica
+from jupyter_torchdist.node.shipping.replica import Incoming, prepare, replica, replica_blobs, trust_replica
 from jupyter_torchdist.protocol import codec
 from jupyter_torchdist.protocol.bundle import Blob, Manifest
 

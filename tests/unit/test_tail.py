@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from jupyter_torchdist.node.replica import publish_private
-from jupyter_torchdist.node.tail import Shipment
+from jupyter_torchdist.node.shipping.replica import publish_private
+from jupyter_torchdist.node.shipping.tail import Shipment
 from jupyter_torchdist.protocol.errors import ChannelError
 from jupyter_torchdist.protocol.eventreader import EventReader
 from jupyter_torchdist.protocol.events import Event

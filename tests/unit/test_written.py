@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from jupyter_torchdist.node import replica as module
-from jupyter_torchdist.node.replica import written
+from jupyter_torchdist.node.shipping import replica as module
+from jupyter_torchdist.node.shipping.replica import written
 from jupyter_torchdist.protocol.hosts import bytes_of, parse_setting
 
 

@@ -62,7 +62,7 @@ class Asked:
 
     def __init__(self, host: Host, verb: str, questions: Sequence[dict[str, Any]]) -> None:
         self.host = host
-        self.said: messages.Welcome | messages.Removed | messages.Examined | None = None
+        self.said: messages.Welcome | messages.Removed | messages.Examined | messages.Copied | None = None
         self.error: LaunchError | ChannelError | None = None
         self.clock = 0.0
         """How many seconds its clock is ahead of ours, less the way of the answer."""
@@ -120,7 +120,7 @@ class Asked:
         try:
             for message, _ in self.channel.receive():
                 said = messages.understood(messages.AGENT_SAYS, message)
-                if isinstance(said, (messages.Welcome, messages.Removed, messages.Examined)):
+                if isinstance(said, (messages.Welcome, messages.Removed, messages.Examined, messages.Copied)):
                     self.said = said
                 if isinstance(said, messages.Welcome):
                     self.clock = said.clock - time.time()
@@ -149,18 +149,28 @@ def let_go() -> None:
 
 def probe(hosts: Sequence[Host]) -> tuple[Inventory, ...]:
     """The inventories, in order. Each host starts a warm process. Raises ``LaunchError`` that names all that failed."""
-    asked = ask(hosts, warm=True)
+    return tuple(one.forwarded() for one in _all_well(ask(hosts, warm=True)))
+
+
+def _all_well(asked: list[Asked]) -> list[Asked]:
     errors = [one.error for one in asked if one.error]
     if errors:
         hints = [error.hint for error in errors if error.hint]
         raise LaunchError("\n".join(error.message for error in errors), (hints or [LOOK])[0])
-    return tuple(one.forwarded() for one in asked)
+    return asked
 
 
 def ask(hosts: Sequence[Host], *, warm: bool = False) -> list[Asked]:
     """What each host has, in order. ``warm``: it also has a warm process ready soon."""
     questions: list[dict[str, Any]] = [{"type": "hello", "process": ProcessId.mine().to_json(), "software": warm}]
     return _ask_all(hosts, "relay", [*questions, {"type": "warm"}] if warm else questions)
+
+
+def copies(hosts: Sequence[Host], job: str) -> list[tuple[Inventory, messages.Copied]]:
+    """What each host has, and has of the job. Raises ``LaunchError`` that names all that failed."""
+    found = [one.forwarded() for one in _all_well(ask(hosts))]
+    copied = [one.said for one in _all_well(_ask_all(hosts, "relay", [{"type": "copy", "job": job}]))]
+    return [(one, said) for one, said in zip(found, copied, strict=True) if isinstance(said, messages.Copied)]
 
 
 def remove(hosts: Sequence[Host]) -> list[Asked]:

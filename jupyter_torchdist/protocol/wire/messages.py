@@ -69,7 +69,9 @@ class Prepare(Record):
     store: str = ""
     gpus: tuple[str, ...] = ()
     origin: str = ""
-    """Who started the job from where, ``alice@laptop``."""
+    """Who drives the job from where, ``alice@laptop``."""
+    driver: int = 1
+    """As in ``Plan``."""
 
 
 @dataclass(frozen=True)
@@ -101,6 +103,11 @@ class Follow(Record):
     attempt: int
     shared: bool
     offsets: Offsets
+    origin: str = ""
+    driver: int = 1
+    """Both as in ``Prepare``."""
+    blobs: tuple[str, ...] = ()
+    """Digests of captured data that the driver's machine lacks."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +122,8 @@ class Signal(Record):
 class OfJob(Record):
     """``stacks``: every rank writes its stacks and dumps its recorder; an event says where it is.
 
-    ``forget``: the driver has everything.
+    ``forget``: the driver has everything. ``copy``: a machine without the job's directory wants to take the job over;
+    ``job`` may also be its name, or the beginning of its id.
     """
 
     job: str
@@ -180,6 +188,7 @@ DRIVER_SAYS: dict[str, type[Record]] = {
     "end": End,
     "forget": OfJob,
     "steward": Steward,
+    "copy": OfJob,
     "ping": Ping,
     "stop_warm": Nothing,
 }
@@ -335,6 +344,28 @@ class RefusedJob(Record):
     reason: str
 
 
+@dataclass(frozen=True)
+class Copied(Record):
+    """What a driver of another machine needs of a job that the node has a part of."""
+
+    jobs: tuple[str, ...]
+    """The jobs that were meant. The rest is there if it is one."""
+    files: Files = field(default_factory=dict)
+    node: str = ""
+    """Which of the plan's nodes this is."""
+    attempt: int = 1
+    driver: int = 1
+    """The number of the machine that drives the job now."""
+
+
+@dataclass(frozen=True)
+class Replaced(Record):
+    """The job is driven from elsewhere now: ``by`` is who and where, ``alice@laptop``."""
+
+    job: str
+    by: str
+
+
 AGENT_SAYS: dict[str, type[Record]] = {
     "welcome": Welcome,
     "removed": Removed,
@@ -348,6 +379,8 @@ AGENT_SAYS: dict[str, type[Record]] = {
     "quiet": Quiet,
     "refused": RefusedJob,
     "steward": Steward,
+    "copied": Copied,
+    "replaced": Replaced,
     "pong": Ping,
 }
 

@@ -10,10 +10,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ..protocol.disk import open_plain
-from ..protocol.paths import JobPaths
-from ..protocol.wire.channel import Channel
-from ..protocol.wire.frames import CHUNK
+from ...protocol.disk import open_plain
+from ...protocol.paths import JobPaths, safe_name
+from ...protocol.wire.channel import Channel
+from ...protocol.wire.frames import CHUNK
 
 _FIRST = 4096
 """Bytes in the first frame; each later frame may be twice as large. A channel that breaks early still delivers some."""
@@ -37,6 +37,8 @@ class Shipment:
     node: str
     shared: bool
     offsets: dict[str, int] = field(default_factory=dict)
+    blobs: tuple[str, ...] = ()
+    """Digests of captured data that the driver lacks."""
     _chunk: int = _FIRST
     _listed: dict[Path, tuple[int, list[str]]] = field(default_factory=dict)
     """By directory: its mtime, and the file names in it."""
@@ -88,7 +90,7 @@ class Shipment:
                 self._gauges = version
 
     def _send(self, name: str, offset: int, size: int) -> bool:
-        with open_plain(self.paths.root / name) as file:
+        with open_plain(self._path(name)) as file:
             file.seek(offset)
             while offset < size:
                 if self.channel.pending > _BACKLOG:
@@ -102,6 +104,10 @@ class Shipment:
                 self._chunk = min(CHUNK, 2 * self._chunk)
         return True
 
+    def _path(self, name: str) -> Path:
+        scratch = self.paths.root.parent.parent
+        return (scratch / name).resolve() if name.startswith("blobs/") else self.paths.root / name
+
     def _files(self) -> Iterator[tuple[str, int]]:
         folders = [(f"nodes/{self.node}", self.paths.node(self.node).root)]
         if not self.shared:
@@ -110,6 +116,10 @@ class Shipment:
             for name in self._names(folder):
                 with contextlib.suppress(FileNotFoundError):
                     yield f"{prefix}/{name}", os.stat(f"{folder}/{name}").st_size
+        for digest in self.blobs:
+            name = f"blobs/{safe_name(digest)}"
+            with contextlib.suppress(FileNotFoundError):
+                yield name, self._path(name).stat().st_size
 
     def _names(self, folder: Path) -> list[str]:
         """Files to report, buffers before the result that names them. Lists again only when the directory changed."""

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..protocol import codec
-from ..protocol.bundle import Manifest
-from ..protocol.paths import JobPaths, make_private, safe_name
+from ...protocol import codec
+from ...protocol.bundle import Manifest
+from ...protocol.paths import JobPaths, make_private, safe_name
 
 
 def replica_paths(scratch: Path, job: str) -> JobPaths:

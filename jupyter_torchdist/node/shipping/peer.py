@@ -1,0 +1,58 @@
+"""A driver, as its connection has it."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+
+from ...protocol.machine import inventory
+from ...protocol.paths import scratch_dir
+from ...protocol.plan import Inventory
+from ...protocol.process import ProcessId
+from ...protocol.wire import messages
+from ...protocol.wire.channel import Channel
+from .replica import Incoming
+from .tail import Shipment
+
+
+@dataclass
+class Peer:
+    """One driver's connection."""
+
+    channel: Channel
+    process: ProcessId | None = None
+    job: str | None = None
+    driver: int = 1
+    """The number of its machine, as in ``Plan``."""
+    shipments: dict[str, Shipment] = field(default_factory=dict)
+    heard: float = field(default_factory=time.monotonic)
+    incoming: Incoming = field(default_factory=Incoming)
+    login: messages.Login | None = None
+    """Of a connection from another machine."""
+    name: str = field(default_factory=partial(secrets.token_hex, 8))
+
+    def give_up(self, job: str) -> None:
+        """Another driver has the job now."""
+        self.shipments.pop(job, None)
+        self.job = None
+
+    @property
+    def environ(self) -> Mapping[str, str]:
+        return self.login.environ if self.login else os.environ
+
+    @property
+    def scratch(self) -> Path:
+        return scratch_dir(self.environ)
+
+    def inventory(self, software: bool) -> Inventory:
+        """As the login sees this machine: its packages may be others than ours."""
+        found = inventory.local_inventory(self.environ)
+        if self.login is None:
+            return found
+        packages = inventory.software(self.login.path) if software else None
+        return replace(found, python=self.login.release, torch=self.login.torch, software=packages)

@@ -17,8 +17,8 @@ from tests.cluster.cluster import Cluster
 from tests.leaks import wait_until
 
 TWO = "--hosts node1,node2 --ranks 2"
-NOTICED = PATIENCE_SECONDS + 5.0
-"""Seconds from a host's death to the end of the others' ranks."""
+NOTICED = PATIENCE_SECONDS + 10.0
+"""Seconds from a host's death to the end of the others' ranks, on a busy machine."""
 
 STEPS = (
     MEET
@@ -62,7 +62,7 @@ def begin(pool: DriverPool, options: str = TWO, source: str = STEPS) -> Job:
     return job
 
 
-@pytest.mark.parametrize(("gone", "left"), [("node2", "node1"), ("node1", "node2")])
+@pytest.mark.parametrize(("gone", "left"), [("node2", "node1"), pytest.param("node1", "node2", marks=pytest.mark.soak)])
 def test_a_host_that_dies_ends_the_ranks_of_the_other_one(
     pool: DriverPool, cluster: Cluster, gone: str, left: str
 ) -> None:
@@ -90,6 +90,7 @@ def throw_nonsense(cluster: Cluster, node: str) -> None:
                 stranger.sendto(data, (cluster.address(node), port))
 
 
+@pytest.mark.soak
 def test_a_partition_that_heals_in_time_changes_nothing_and_nonsense_is_dropped(
     pool: DriverPool, cluster: Cluster, enough: Callable[[], None]
 ) -> None:

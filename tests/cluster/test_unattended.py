@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
 from jupyter_torchdist.client import Job
 from jupyter_torchdist.client.drivers import DriverPool
-from jupyter_torchdist.node.unattended.neighbours import PATIENCE_SECONDS
+from jupyter_torchdist.node.unattended.neighbours import BEAT_SECONDS, PATIENCE_SECONDS
 from jupyter_torchdist.protocol.process import job_token_of
 from tests.cluster.cells import MEET, PATIENCE, kill_driver, start
 from tests.cluster.cluster import Cluster
@@ -151,6 +154,32 @@ def test_hosts_that_do_not_hear_each_other_are_told_at_the_start(
     [note] = [note for note in job.state.notes if "does not hear" in note]
     assert note.startswith(f"node2 does not hear node1: nothing comes from {cluster.address('node1')}, port ")
     assert "--lease" in note
+
+
+def agent_on(cluster: Cluster, node: str) -> int:
+    """0 while there is none."""
+    return next((pid for pid, command in cluster.processes(node).items() if ".node agent " in command), 0)
+
+
+def joined(cluster: Cluster) -> bool:
+    """Whether node2 speaks to a port at which node1 hears it."""
+    table = Path(f"/proc/{cluster.pid('node2')}/net/udp").read_text().splitlines()[1:]
+    return bool({int(row.split()[2].rpartition(":")[2], 16) for row in table} & cluster.listening("node1"))
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("node", ["node1", "node2"])
+def test_an_agent_that_replaced_another_one_hears_the_others(pool: DriverPool, cluster: Cluster, node: str) -> None:
+    job = begin(pool)
+    assert wait_until(lambda: joined(cluster), PATIENCE)
+    old = agent_on(cluster, node)
+    os.kill(old, signal.SIGKILL)
+    assert wait_until(lambda: agent_on(cluster, node) not in (0, old) and joined(cluster), PATIENCE)
+    time.sleep(3 * BEAT_SECONDS)
+    kill_driver(job)
+    cluster.poweroff("node2")
+    assert wait_until(lambda: not ranks_on(cluster, "node1"), NOTICED)
+    assert job.wait(PATIENCE).reason == "node2 was lost while no driver was connected"
 
 
 @pytest.mark.soak

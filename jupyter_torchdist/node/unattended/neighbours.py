@@ -24,7 +24,7 @@ BEAT_SECONDS = 1.0
 PATIENCE_SECONDS = 15.0
 """A node of which nothing was heard for this time is missed. Less silence changes nothing."""
 
-REACH_SECONDS = 5.0
+REACH_SECONDS = 10.0
 """A node that has not heard the steward for this time since it was told of it says so."""
 
 LAST_WORDS_SECONDS = PATIENCE_SECONDS + 5.0

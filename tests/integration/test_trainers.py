@@ -14,6 +14,7 @@ from jupyter_torchdist.store import catalog
 from tests.notebook import Notebook
 
 PATIENCE = 280.0
+"""Seconds for a cell that imports these libraries, on a busy machine."""
 
 needs_lightning = pytest.mark.skipif(find_spec("lightning") is None, reason="Lightning is not installed")
 pytestmark = [
@@ -177,6 +178,8 @@ def test_the_fsdp_guide_with_its_trainer(kernel: Notebook, tmp_path: Path) -> No
         "BertForSequenceClassification",
         "Parameter",
     )
+    kernel.run("groups = trainer.optimizer.param_groups")
+    assert kernel.value("{id(p) for g in groups for p in g['params']} == {id(p) for p in model.parameters()}") is True
     kernel.run("saved = BertForSequenceClassification.from_pretrained('final').state_dict()")
     assert kernel.value("all(torch.equal(saved[n], p) for n, p in model.state_dict().items())") is True
     assert kernel.value("bool((model.classifier.weight != before).any())") is True
@@ -213,6 +216,7 @@ def test_accelerate(kernel: Notebook) -> None:
     assert kernel.value("accelerator.num_processes, str(accelerator.device)") == (1, "cpu")
 
 
+@pytest.mark.soak
 def test_an_accelerator_of_an_earlier_cell(kernel: Notebook) -> None:
     """One that has prepared nothing yet takes the ranks; what it has prepared is refused."""
     kernel.run(DATA + "from accelerate import Accelerator\naccelerator = Accelerator(gradient_accumulation_steps=2)")
@@ -249,6 +253,7 @@ def test_lightning(kernel: Notebook) -> None:
 
 
 @needs_lightning
+@pytest.mark.soak
 def test_fabric(kernel: Notebook) -> None:
     kernel.run(DATA + "from lightning.fabric import Fabric")
     kernel.run(
@@ -277,6 +282,7 @@ def test_fabric(kernel: Notebook) -> None:
 
 
 @needs_lightning
+@pytest.mark.soak
 def test_lightning_that_cannot_run_on_ranks(kernel: Notebook) -> None:
     kernel.run(DATA + LIT + "trainer = L.Trainer(max_epochs=1)\nquiet = dict(enable_progress_bar=False, logger=False)")
     cell = kernel.try_run("%%distribute --ranks 2\ntrainer.fit(lit, loader)", PATIENCE)

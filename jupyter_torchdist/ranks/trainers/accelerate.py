@@ -63,33 +63,17 @@ def _find_cpus(state: ModuleType) -> None:
 
 
 def _stay_in_the_process(state: ModuleType) -> None:
-    """The states are one object a process: one that arrives is this rank's, one that leaves is the notebook's there."""
-
-    def process(self: Any, _sent: dict[str, Any]) -> None:
-        self.__init__()
-
-    def accelerator(self: Any, sent: dict[str, Any]) -> None:
-        known = state.AcceleratorState._shared_state
-        given = {name: sent.get(name) for name in ("dynamo_plugin", "fsdp_plugin")}
-        self.__init__(sent.get("_mixed_precision") if not known else None, _from_accelerator=True, **given)
-
-    def gradients(self: Any, sent: dict[str, Any]) -> None:
-        self.__init__()
-        vars(self).update(sent if not vars(self).get("plugin_kwargs") else {})
-
-    state.PartialState.__setstate__, state.PartialState.__reduce__ = process, lambda self: (state.PartialState, ())
-    state.AcceleratorState.__setstate__ = accelerator
-    state.AcceleratorState.__reduce__ = lambda self: (state_of_one_process, (self._mixed_precision, self.dynamo_plugin))
-    state.GradientState.__setstate__, state.GradientState.__reduce__ = gradients, lambda self: (state.GradientState, ())
+    """A state is one object a process: what leaves is the state of the process that it comes to."""
+    state.PartialState.__reduce__ = lambda self: (state.PartialState, ())
+    state.GradientState.__reduce__ = lambda self: (state.GradientState, ())
+    state.AcceleratorState.__reduce__ = lambda self: (state_here, (self._mixed_precision, self.dynamo_plugin))
 
 
-def state_of_one_process(mixed_precision: str, dynamo_plugin: Any) -> Any:
-    """An ``AcceleratorState`` that came back to the notebook: the notebook's own."""
-    state = importlib.import_module("accelerate.state")
-    known = state.AcceleratorState._shared_state
-    return state.AcceleratorState(
-        None if known else mixed_precision, dynamo_plugin=dynamo_plugin, _from_accelerator=True
-    )
+def state_here(mixed_precision: str, dynamo_plugin: Any, fsdp_plugin: Any = None) -> Any:
+    """The ``AcceleratorState`` of this process. One that is there already keeps its settings."""
+    kind = importlib.import_module("accelerate.state").AcceleratorState
+    precision = None if kind._shared_state else mixed_precision
+    return kind(precision, dynamo_plugin=dynamo_plugin, fsdp_plugin=fsdp_plugin, _from_accelerator=True)
 
 
 def _accelerator(rank: TrainerRank, module: ModuleType) -> None:
@@ -112,7 +96,11 @@ def _accelerator(rank: TrainerRank, module: ModuleType) -> None:
 
     def arrive(self: Any, sent: dict[str, Any]) -> None:
         vars(self).update(sent)
-        if sent.get("_models"):
+        given = vars(sent["state"])
+        self.state = state_here(given["_mixed_precision"], given["dynamo_plugin"], given.get("fsdp_plugin"))
+        self.gradient_state = module.GradientState()
+        vars(self.gradient_state).update(vars(sent["gradient_state"]))
+        if sent["_models"]:
             prepared_alone.add(self)
 
     def log(original: Any, self: Any, values: Any, step: Any = None, *args: Any, **kwargs: Any) -> None:
@@ -139,10 +127,13 @@ def _make_whole(accelerator: Any) -> None:
         return
     from ...strategies.parallel.restore import restore, restore_optimizer
 
+    plain = {}
     for model in models:
+        sharded = dict(model.named_parameters())
         restore(model)
+        plain.update({now: sharded[name] for name, now in model.named_parameters() if name in sharded})
     for optimizer in accelerator._optimizers:
-        restore_optimizer(optimizer.optimizer)
+        restore_optimizer(optimizer.optimizer, plain)
     accelerator._models.clear()
     accelerator._optimizers.clear()
 
@@ -181,7 +172,7 @@ def tell_strategy(rank: TrainerRank) -> None:
         return
     os.environ.update(variables)
     words = ["FSDP2"] if plan.name == "fsdp" else ["DDP"]
-    words += [plan.precision] if plan.precision != "fp32" else []
+    words += [precision] if (precision := variables.get("ACCELERATE_MIXED_PRECISION", "no")) != "no" else []
     rank.say(f"accelerate trains by itself; --strategy {plan.name} was handed to it: {', '.join(words)}")
 
 

@@ -26,18 +26,31 @@ def changes(rank: TrainerRank) -> dict[str, Change]:
 
 
 def _arguments(module: ModuleType) -> None:
-    """Arguments that go to another process leave behind what they know of this one; it is found out again there."""
+    """Arguments know the process that they are in, also after they went to another one."""
 
     def leave(self: Any) -> dict[str, Any]:
-        known = {name: value for name, value in vars(self).items() if name != "_setup_devices"}
-        return {**known, "distributed_state": None}
+        return {**vars(self), "_setup_devices": DeviceHere()}  # a PartialState does so by itself
 
     def arrive(self: Any, state: dict[str, Any]) -> None:
-        here: Any = importlib.import_module("accelerate.state").PartialState()
-        vars(self).update(state, distributed_state=here, _setup_devices=here.device)
+        vars(self).update(state, distributed_state=_process(), _setup_devices=_process().device)
 
     module.TrainingArguments.__getstate__ = leave
     module.TrainingArguments.__setstate__ = arrive
+
+
+class DeviceHere:
+    """Becomes the device of the process in which it is unpickled."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return device_here, ()
+
+
+def device_here() -> Any:
+    return _process().device
+
+
+def _process() -> Any:
+    return importlib.import_module("accelerate.state").PartialState()
 
 
 def _trainer(rank: TrainerRank, module: ModuleType) -> None:

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from jupyter_torchdist.protocol.strategy import StrategyPlan
-from jupyter_torchdist.ranks.trainers import TrainerRank
 from jupyter_torchdist.ranks.trainers.accelerate import tell_strategy, told
+from jupyter_torchdist.ranks.trainers.base import TrainerRank
 
 
 def rank(**given: Any) -> tuple[TrainerRank, list[Any]]:

@@ -95,7 +95,7 @@ def test_a_job_that_waits_for_executors_can_be_cancelled(spark_pool: DriverPool,
 def test_an_exception_of_a_rank_is_the_notebooks_own(spark_pool: DriverPool) -> None:
     job = start(spark_pool, MEET + "if dist.get_rank() == 3:\n    raise ValueError('no good')\ndist.barrier()\n")
     assert job.wait(PATIENCE).state == "failed"
-    assert "rank 3 on task 1 on 127.0.0.1" in job.state.reason and "ValueError: no good" in job.state.reason
+    assert "rank 3 on " in job.state.reason and "ValueError: no good" in job.state.reason
     with pytest.raises(ValueError, match="no good"):
         job.raise_for_state()
 

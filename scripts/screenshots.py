@@ -219,6 +219,7 @@ def of_findings(chromium: Browser, server: Jupyter, theme: str) -> None:
         expect(view).to_contain_text("cancelled", timeout=120_000)
     with running(chromium, server, "notebook", f"finding-{theme}", MISMATCH) as (_, view):
         expect(view.locator(".td-failure-cause")).to_be_visible(timeout=120_000)
+        view.get_by_role("tab", name="Ranks").click()  # the log names directories of this machine
         PICTURES.joinpath(f"finding-{theme}.png").write_bytes(view.screenshot())
 
 

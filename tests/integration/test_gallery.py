@@ -19,6 +19,7 @@ GALLERY = Path(__file__).parents[2] / "notebooks"
 DEEPSPEED = find_spec("deepspeed") is not None
 
 SHOWN: dict[str, dict[str, str]] = {
+    "accelerate": {"run": "2 processes", "back": "the same weights: True"},
     "auto": {
         "plan": "auto chose ddp: the ranks are on CPUs, whose memory is not checked",
         "option": "auto chose pp: -O pp is given",
@@ -50,10 +51,22 @@ SHOWN: dict[str, dict[str, str]] = {
         "refused-shown": "the classes there are: Attention, Block",
     },
     "hsdp": {"run": "mesh (2, 2), (Replicate(), Shard(dim=0))", "refused": "does not divide the 4 ranks"},
+    "hf_trainer": {
+        "run": "2 processes",
+        "back": "the same weights: True",
+        "fsdp": "DTensor of DistributedType.FSDP",
+        "whole": "Parameter (3, 64)",
+    },
     "huggingface": {
         "plan": "strategy: fsdp, dp_shard=2, bf16",
         "run": "BertForSequenceClassification",
         "refused": "TPUs (PyTorch/XLA) are not supported",
+    },
+    "lightning": {
+        "run": "2 processes",
+        "back": "the same weights: True",
+        "fabric": "2 processes",
+        "loaded": "True",
     },
     "memory_plan": {
         "eight": "parameters       1.34 GB",
@@ -68,7 +81,10 @@ SHOWN: dict[str, dict[str, str]] = {
 }
 """What is to be read below cells, by notebook and cell."""
 
-SLOW = ("memory_plan", "one_cell_five_strategies")
+TRAINERS = ("accelerate", "hf_trainer", "lightning")
+"""Of other libraries: ``test_trainers`` looks at each."""
+
+SLOW = ("memory_plan", "one_cell_five_strategies", *TRAINERS)
 """Soaked: a minute and a half; and what ``test_one_cell_five_strategies`` runs in fewer steps."""
 
 WITHIN = 1e-5
@@ -128,10 +144,12 @@ def test_gallery(home: Path, tmp_path: Path, name: str) -> None:
         with pytest.raises(CellExecutionError, match=r"DeepSpeed is not installed[^$]*jupyter_torchdist\[deepspeed\]"):
             execute(name, tmp_path)
         return
+    if name == "lightning":
+        pytest.importorskip("lightning")
     texts = execute(name, tmp_path)
     for cell, words in SHOWN[name].items():
         assert words in texts[cell], texts[cell]
-    if name not in ("auto", "fsdp", "huggingface", "hsdp", "memory_plan", "cp"):
+    if name not in ("auto", "fsdp", "huggingface", "hsdp", "memory_plan", "cp", *TRAINERS):
         assert check_curves(texts)
 
 

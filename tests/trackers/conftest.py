@@ -51,6 +51,10 @@ class Runs:
         every = [one.experiment_id for one in self._client.search_experiments()]
         return list(self._client.search_runs(every, f"tags.`torchdist.job` = '{job}'"))
 
+    def named(self, experiment: str) -> list[Any]:
+        found = self._client.get_experiment_by_name(experiment)
+        return [] if found is None else list(self._client.search_runs([found.experiment_id]))
+
     def curve(self, run: Any, name: str) -> list[tuple[int, float]]:
         return sorted((one.step, one.value) for one in self._client.get_metric_history(run.info.run_id, name))
 

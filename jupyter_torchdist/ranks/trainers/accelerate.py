@@ -196,7 +196,8 @@ def told(plan: StrategyPlan, *, on_cpu: bool) -> dict[str, str]:
         "FSDP_RESHARD_AFTER_FORWARD": _word(bool(chosen(plan, "reshard_after_forward"))),
         # The parameters of a CPU rank are in the memory of the host already.
         "FSDP_OFFLOAD_PARAMS": _word(chosen(plan, "cpu_offload") and not on_cpu),
-        "FSDP_AUTO_WRAP_POLICY": "TRANSFORMER_BASED_WRAP" if policy == "AUTO" else policy,
+        # accelerate finds the blocks of few models; without names the model is one unit.
+        "FSDP_AUTO_WRAP_POLICY": "NO_WRAP" if policy == "AUTO" else policy,
         "FSDP_MIN_NUM_PARAMS": str(chosen(plan, "min_num_params")),
         "FSDP_CPU_RAM_EFFICIENT_LOADING": _word(chosen(plan, "cpu_ram_efficient_loading")),
         "FSDP_STATE_DICT_TYPE": chosen(plan, "state_dict_type"),

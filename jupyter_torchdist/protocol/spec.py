@@ -128,8 +128,7 @@ def _names(text: str) -> tuple[str, ...]:
     return names
 
 
-def variable(text: str) -> str:
-    """Raises ``ValueError`` with what it may be."""
+def _variable(text: str) -> str:
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*(=.*)?", text, re.DOTALL):
         raise ValueError("NAME or NAME=VALUE")
     return text
@@ -280,7 +279,7 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option("--stall-kill", "life", "", "end a job that stalls"),
     Option("--lease", "life", "TIME", "how long ranks on hosts go on without this machine (default: 12h)", _seconds),
-    Option("--env", "life", "NAME[=VALUE]", "a variable of the environment for the ranks", variable, repeatable=True),
+    Option("--env", "life", "NAME[=VALUE]", "a variable of the environment for the ranks", _variable, repeatable=True),
     Option("--fresh", "life", "", "start new interpreters, for code that cannot bear a fork"),
     Option("--checkpoint", "life", "DIR", "save model, optimizer, position and RNG there while it trains", _path),
     Option("--resume", "life", "", "begin at the last checkpoint in --checkpoint DIR, if there is one"),

@@ -89,7 +89,15 @@ def show_stacks_in(stacks: Path) -> None:
         faulthandler.register(number, file=dumps, all_threads=True)
 
 
-def forget_the_parent() -> None:
+def prepare(plan: Plan, rank: int, program: bool) -> None:
+    """Make the process what a rank's is, before it chooses a device."""
+    _as_torchrun(plan, rank, program)
+    _forget_the_parent()
+    _plain_drawing()
+    _use_threads()
+
+
+def _forget_the_parent() -> None:
     """Remove what a forked process inherits, unlike a new interpreter: exit handlers, a process name, seeds.
 
     ``random`` seeds itself again after a fork. torch's CPU generator gets a random seed at the import of torch. The GPU
@@ -111,7 +119,7 @@ def forget_the_parent() -> None:
         torch.default_generator.seed()
 
 
-def as_torchrun(plan: Plan, rank: int, program: bool) -> None:
+def _as_torchrun(plan: Plan, rank: int, program: bool) -> None:
     """Set what torchrun sets: the count of restarts, the virtual local rank; for a program also its standard input.
 
     A pipe or a terminal is one for all ranks. A file is read by each rank from its beginning.
@@ -132,7 +140,7 @@ def as_torchrun(plan: Plan, rank: int, program: bool) -> None:
         os.close(opened)
 
 
-def use_threads() -> None:
+def _use_threads() -> None:
     """Apply ``OMP_NUM_THREADS``: torch has read it at its import, in another environment."""
     if count := os.environ.get("OMP_NUM_THREADS", ""):
         import torch
@@ -142,7 +150,7 @@ def use_threads() -> None:
             torch.set_num_threads(int(first))
 
 
-def plain_drawing() -> None:
+def _plain_drawing() -> None:
     """Replace notebook backends of matplotlib by Agg, because they need a kernel."""
     chosen = os.environ.get("MPLBACKEND", "Agg").lower()
     if chosen.startswith("module://") or chosen in ("nbagg", "notebook", "widget", "inline", "ipympl"):

@@ -152,12 +152,8 @@ class Rank:
         spec = JobSpec.from_json(codec.loads(self.paths.spec.read_bytes()))
         plan = Plan.from_json(codec.loads(self.paths.plan.read_bytes()))
         manifest = Manifest.from_json(codec.loads(self.paths.manifest.read_bytes()))
-        self.flags = manifest.flags
-        self.program = spec.kind in PROGRAMS
-        bootstrap.as_torchrun(plan, self.number, self.program)
-        bootstrap.forget_the_parent()
-        bootstrap.plain_drawing()
-        bootstrap.use_threads()
+        self.flags, self.program = manifest.flags, spec.kind in PROGRAMS
+        bootstrap.prepare(plan, self.number, self.program)
         alone = reference.begin(self, plan, spec, manifest)
         device = group.choose_device(plan.node_of(self.number), for_command=spec.kind == "command")
         self.may_connect()
@@ -188,9 +184,8 @@ class Rank:
         if plan.strategy.name != "none":
             from ..strategies import auto  # only jobs with a strategy pay for these imports
 
-            automatic = auto.AutomaticTraining(mine.context, vars(self.main), mine.patience, alone)
+            mine.automatic = automatic = auto.AutomaticTraining(mine.context, vars(self.main), mine.patience, alone)
             automatic.install()
-            mine.automatic = automatic
         rank_context.take(mine)
         return mine
 

@@ -13,7 +13,7 @@ from typing import NoReturn
 from ..protocol.errors import OptionError
 from ..protocol.events import steps
 from ..protocol.hosts import bytes_of
-from ..protocol.spec import variable
+from ..protocol.spec import BY_FLAG
 
 VERBS = {
     "run": "run a script, a module, a command: run [options] FILE -- args",
@@ -155,8 +155,10 @@ def _steps(text: str) -> int:
 
 
 def _variable(text: str) -> str:
+    convert = BY_FLAG["--env"].convert
+    assert convert is not None
     try:
-        return variable(text)
+        return str(convert(text))
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"{text!r}: expected {error}") from None
 

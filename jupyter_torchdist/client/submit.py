@@ -17,6 +17,7 @@ from ..launchers import registry
 from ..marshal.portable import is_ours
 from ..planning import software
 from ..planning.topology import make_plan, usable
+from ..protocol import trees
 from ..protocol.bundle import Manifest
 from ..protocol.errors import OptionError, ResourceError
 from ..protocol.hosts import known_hosts
@@ -104,6 +105,9 @@ def prepare(request: Request, home: Home | None = None) -> PreparedJob:
     options = _with_known_hosts(request.options)
     if options.wait and (options.launcher != LOCAL or options.replace or options.ranks is not None):
         raise OptionError("--wait waits for GPUs of this machine", "leave out --ranks, --replace, --hosts, --launcher")
+    if options.sync and options.launcher == LOCAL:
+        raise OptionError("--sync copies a directory to hosts", "leave it out, or name --hosts")
+    options = replace(options, sync=tuple(trees.checked(one, cwd) for one in options.sync))
     if options.checkpoint is not None:  # a rerun may start in another directory but uses the same checkpoint
         options = replace(options, checkpoint=str((cwd / Path(options.checkpoint).expanduser()).absolute()))
     spec = JobSpec(
@@ -155,6 +159,7 @@ def launch_bundle(
 ) -> Job:
     """Run a job whose bundle is already stored. Raises ``StoreError``, ``ResourceError``, ``LaunchError``."""
     pool = pool or default_pool()
+    plan = replace(plan, sync=spec.options.sync, cwd=str(cwd) if spec.options.sync else "")
     try:
         with leases.choosing() if _on_gpus(spec, plan) else contextlib.nullcontext():
             if _on_gpus(spec, plan):

@@ -23,6 +23,7 @@ from ..views.wording import first_few
 from .blobs import PIECE, pieces
 from .clocks import Clock, compared, written
 from .crossing import Arriving, driving
+from .syncing import source, synced
 
 PING_SECONDS = 2.0
 SILENCE_SECONDS = 5.0
@@ -264,6 +265,7 @@ class Link:
                 "files": {path.name: path.read_text(encoding="utf-8") for path in names},
                 "blobs": list(self._digests or ()),
                 "store": str(self._blob_directory),
+                **synced(self._plan),
                 "gpus": [gpu for gpu in self.node.gpus if not is_open(gpu)],
                 **driving(self._plan),
             }
@@ -291,15 +293,14 @@ class Link:
 
     def on_missing(self, digests: Sequence[str]) -> None:
         self._blobs_wanted = set(digests)
-        self.to_send = sum((self._blob_directory / safe_name(digest)).stat().st_size for digest in digests)
+        self.to_send = sum(source(self._plan, self._blob_directory, digest).stat().st_size for digest in digests)
         for digest in digests:
             self._send_blob(digest)
         self._look_whether_complete()
 
     def _send_blob(self, digest: str) -> None:
-        if self._end is not None and not self._ordered:
-            return
-        self._going.append(pieces(self._blob_directory / safe_name(digest), digest))
+        if self._end is None or self._ordered:
+            self._going.append(pieces(source(self._plan, self._blob_directory, digest), digest))
 
     @property
     def writing(self) -> bool:

@@ -37,6 +37,7 @@ from .routes import addresses, with_route
 from .shipping.handover import copied, taken_over
 from .shipping.peer import Peer
 from .shipping.replica import discard, prepare, replica, replica_blobs, replica_paths, trust_replica, write_private
+from .shipping.synced import MARK
 from .shipping.tail import Shipment
 from .starts import Starts
 from .unattended.orphans import Orphans
@@ -234,7 +235,7 @@ class Agent:
         self._peers.remove(peer)
         self._unregister(peer.channel)
         peer.channel.close()
-        peer.incoming.close()
+        peer.close()
 
     def _drop_silent(self, now: float) -> None:
         for peer in list(self._peers):
@@ -318,6 +319,7 @@ class Agent:
             peer.channel.send({"type": "refused", "job": said.job, "reason": taken})
             return
         missing = prepare(peer.scratch, said.job, said.files, said.blobs, said.store)
+        missing += peer.sync(said).missing()
         peer.channel.send({"type": "missing", "job": said.job, "blobs": missing})
 
     def _on_copy(self, peer: Peer, said: messages.OfJob, body: bytes) -> None:
@@ -334,7 +336,10 @@ class Agent:
         return bool(by)
 
     def _on_blob(self, peer: Peer, said: messages.BlobPiece, body: bytes) -> None:
-        right = peer.incoming.take(replica_blobs(peer.scratch), said.digest, said.offset, body, said.last)
+        if said.digest.startswith(MARK) and peer.synced:
+            right = peer.synced.take(said.digest, said.offset, body, said.last)
+        else:
+            right = peer.incoming.take(replica_blobs(peer.scratch), said.digest, said.offset, body, said.last)
         if right is not None:
             peer.channel.send({"type": "stored", "digest": said.digest, "right": right})
 

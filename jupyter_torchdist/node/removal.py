@@ -54,7 +54,11 @@ def _discard_jobs() -> None:
 
 def _delete(parents: Sequence[Path]) -> tuple[list[str], list[str]]:
     """Delete the rest, the code of this process last. Returns what is gone, and what stays."""
-    found = [*runtime_dir().glob("agent-*"), *scratch_dir(os.environ).glob("blobs")]
+    found = [
+        *runtime_dir().glob("agent-*"),
+        *scratch_dir(os.environ).glob("blobs"),
+        *scratch_dir(os.environ).glob("synced"),
+    ]
     found += [path for parent in parents for pattern in (".code-*", "code-*") for path in parent.glob(pattern)]
     for path in sorted(found, key=lambda path: str(path) in sys.path):
         shutil.rmtree(path, ignore_errors=True)

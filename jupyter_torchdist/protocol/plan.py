@@ -163,6 +163,10 @@ class Plan(Record):
     """Seconds that the question to the hosts took."""
     driver: int = 1
     """The number of the machine that drives the job. Each machine that takes the job over has the next number."""
+    sync: tuple[str, ...] = ()
+    """Directories of this machine that go to the hosts, as absolute paths."""
+    cwd: str = ""
+    """With ``sync``: the notebook's directory."""
     request: str = ""
     """What the engine is sent, such as a batch script; empty where the driver starts everything itself."""
     allocation: str = ""

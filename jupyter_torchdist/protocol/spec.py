@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import math
 import re
 import shlex
 from collections.abc import Callable, Sequence
@@ -16,6 +15,7 @@ from .events import steps
 from .hosts import parse_hosts, parse_setting
 from .strategy import ALONE, NAMES, PRECISIONS
 from .typed import Record
+from .values import count, number, seconds, stall
 
 LOCAL = "local"
 """The launcher of this machine."""
@@ -58,6 +58,7 @@ class Options(Record):
     collect: str = "rank0"
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
+    sync: tuple[str, ...] = ()
     background: bool = False
     name: str | None = None
     restarts: int = 0
@@ -87,35 +88,6 @@ class Options(Record):
     def to_json(self) -> dict[str, Any]:
         """Without the values of ``--env NAME=VALUE``, because values of the environment are never stored."""
         return {**super().to_json(), "env": [item.split("=", 1)[0] for item in self.env]}
-
-
-def _count(text: str) -> int:
-    value = int(text) if re.fullmatch(r"[+-]?\d+", text) else None
-    if value is None:
-        raise ValueError("a whole number")
-    if value < 1:
-        raise ValueError("at least 1")
-    return value
-
-
-def _number(text: str) -> int:
-    if not re.fullmatch(r"\d{1,6}", text):
-        raise ValueError("a whole number, 0 or more")
-    return int(text)
-
-
-def _seconds(text: str) -> float:
-    match = re.fullmatch(r"(\d+(?:\.\d*)?|\.\d+)\s*(s|m|min|h|d)?", text)
-    if not match:
-        raise ValueError("a time such as 90, 30s, 10m, 2h or 1d")
-    value = float(match[1]) * {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}[match[2] or "s"]
-    if not math.isfinite(value) or value <= 0:
-        raise ValueError("more than 0")
-    return value
-
-
-def _stall(text: str) -> float:
-    return 0.0 if text == "off" else _seconds(text)
 
 
 def _names(text: str) -> tuple[str, ...]:
@@ -217,11 +189,11 @@ def _choice(flag: str, group: str, choices: tuple[str, ...], text: str) -> Optio
 
 
 OPTIONS: tuple[Option, ...] = (
-    Option("--gpus", "where", "N", "GPU ranks in all, one a GPU (default: every free GPU)", _count),
+    Option("--gpus", "where", "N", "GPU ranks in all, one a GPU (default: every free GPU)", count),
     Option("--gpu-type", "where", "NAME", "only GPUs of this name, such as A10 or h100_80gb", _gpu_type),
-    Option("--ranks", "where", "N", "CPU ranks, on Gloo", _count),
+    Option("--ranks", "where", "N", "CPU ranks, on Gloo", count),
     Option("--hosts", "where", "A,B:4", "hosts that ssh reaches, each with all its GPUs or N of them", parse_hosts),
-    Option("--nodes", "where", "N", "as many nodes of an engine such as --launcher slurm (default: 1)", _count),
+    Option("--nodes", "where", "N", "as many nodes of an engine such as --launcher slurm (default: 1)", count),
     Option("--remote", "where", "", "on as few as will do of --hosts, else of the hosts in torchdist.toml"),
     Option(
         "--host-option",
@@ -259,26 +231,27 @@ OPTIONS: tuple[Option, ...] = (
     _choice("--precision", "how", PRECISIONS, "what the strategy computes in (default: fp32)"),
     Option("--compile", "how", "", "torch.compile each repeated block of the model, or its forward if there is none"),
     Option("--activation-checkpointing", "how", "", "compute activations again in backward() instead of keeping them"),
-    Option("--grad-accumulation", "how", "N", "take each batch in N parts, for memory; one step (default: 1)", _count),
-    Option("--verify", "how", "K", "compare the first K optimizer steps with one device (rank 0 runs both)", _count),
+    Option("--grad-accumulation", "how", "N", "take each batch in N parts, for memory; one step (default: 1)", count),
+    Option("--verify", "how", "K", "compare the first K optimizer steps with one device (rank 0 runs both)", count),
     Option("--out", "data", "a,b|auto|none", "names that come back (default: auto, what was bound or changed)", _names),
     _choice("--collect", "data", ("rank0", "all"), "bring the values of rank 0, or a list by rank"),
     Option("--include", "data", "NAME", "names to take along that no code of the cell names", _names, repeatable=True),
     Option("--exclude", "data", "NAME", "names to leave behind in the notebook", _names, repeatable=True),
+    Option("--sync", "data", "DIR", "copy a directory to every host before the ranks start", _path, repeatable=True),
     Option("--background", "life", "", "return at once with the job", short="--detach"),
     Option("--name", "life", "TEXT", "a name for the job", _title),
-    Option("--restarts", "life", "N", "start all ranks again after a failure, at most N times (default: 0)", _number),
-    Option("--timeout", "life", "TIME", "end the job after 90, 30s, 10m, 2h, 1d", _seconds),
-    Option("--grace", "life", "TIME", "how long ranks may take to end after an interrupt (default: 5s)", _seconds),
+    Option("--restarts", "life", "N", "start all ranks again after a failure, at most N times (default: 0)", number),
+    Option("--timeout", "life", "TIME", "end the job after 90, 30s, 10m, 2h, 1d", seconds),
+    Option("--grace", "life", "TIME", "how long ranks may take to end after an interrupt (default: 5s)", seconds),
     Option(
         "--stall",
         "life",
         "TIME|off",
         "no progress for so long, and twice as long as ever before, is a stall, which is said (default: 30s)",
-        _stall,
+        stall,
     ),
     Option("--stall-kill", "life", "", "end a job that stalls"),
-    Option("--lease", "life", "TIME", "how long ranks on hosts go on without this machine (default: 12h)", _seconds),
+    Option("--lease", "life", "TIME", "how long ranks on hosts go on without this machine (default: 12h)", seconds),
     Option("--env", "life", "NAME[=VALUE]", "a variable of the environment for the ranks", _variable, repeatable=True),
     Option("--fresh", "life", "", "start new interpreters, for code that cannot bear a fork"),
     Option("--checkpoint", "life", "DIR", "save model, optimizer, position and RNG there while it trains", _path),

@@ -218,6 +218,7 @@ export interface Options {
   collect: string;
   include: string[];
   exclude: string[];
+  sync: string[];
   background: boolean;
   name: string | null;
   restarts: number;
@@ -348,6 +349,10 @@ export interface Plan {
   asked: number;
   /** The number of the machine that drives the job. Each machine that takes the job over has the next number. */
   driver: number;
+  /** Directories of this machine that go to the hosts, as absolute paths. */
+  sync: string[];
+  /** With `sync`: the notebook's directory. */
+  cwd: string;
   /** What the engine is sent, such as a batch script; empty where the driver starts everything itself. */
   request: string;
   /** Of the engine, in which the job runs: the id of a Slurm job, the address of a Ray cluster; empty: a new one. */

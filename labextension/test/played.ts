@@ -142,6 +142,8 @@ export const PLAN: Plan = {
   lease: 43200,
   asked: 0,
   driver: 1,
+  sync: [],
+  cwd: '',
   request: '',
   allocation: ''
 };

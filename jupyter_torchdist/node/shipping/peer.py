@@ -16,7 +16,8 @@ from ...protocol.plan import Inventory
 from ...protocol.process import ProcessId
 from ...protocol.wire import messages
 from ...protocol.wire.channel import Channel
-from .replica import Incoming
+from .replica import Incoming, replica_paths
+from .synced import Synced
 from .tail import Shipment
 
 
@@ -32,9 +33,23 @@ class Peer:
     shipments: dict[str, Shipment] = field(default_factory=dict)
     heard: float = field(default_factory=time.monotonic)
     incoming: Incoming = field(default_factory=Incoming)
+    synced: Synced | None = None
     login: messages.Login | None = None
     """Of a connection from another machine."""
     name: str = field(default_factory=partial(secrets.token_hex, 8))
+
+    def sync(self, said: messages.Prepare) -> Synced:
+        """The directories that come with a job."""
+        if self.synced:
+            self.synced.close()
+        self.synced = Synced(self.scratch, replica_paths(self.scratch, said.job), said.trees, said.cwd)
+        return self.synced
+
+    def close(self) -> None:
+        """Remove what has come only in part."""
+        self.incoming.close()
+        if self.synced:
+            self.synced.close()
 
     def give_up(self, job: str) -> None:
         """Another driver has the job now."""

@@ -34,6 +34,7 @@ def replica(scratch: Path, job: str) -> JobPaths:
 
 def discard(paths: JobPaths) -> None:
     """Delete the replica, but no file that the cell wrote."""
+    unlink_synced(paths.work)
     with contextlib.suppress(OSError):
         paths.work.rmdir()
     for path in list(paths.root.iterdir()) if paths.root.exists() else []:
@@ -43,6 +44,18 @@ def discard(paths: JobPaths) -> None:
             path.unlink(missing_ok=True)
     with contextlib.suppress(OSError):
         paths.root.rmdir()
+
+
+def unlink_synced(work: Path) -> None:
+    """Remove the links to directories of ``--sync``, and the folders that are empty then."""
+    synced = str(work.parent.parent.parent / "synced")
+    for folder, folders, _ in os.walk(work, topdown=False):
+        for path in (os.path.join(folder, name) for name in folders):
+            with contextlib.suppress(OSError):
+                if os.path.islink(path) and os.readlink(path).startswith(synced):
+                    os.unlink(path)
+                    if folder != str(work):
+                        os.rmdir(folder)
 
 
 def replica_blobs(scratch: Path) -> Path:
@@ -178,6 +191,7 @@ class Written:
 
 def written(work: Path, limit: int) -> Written:
     """The files below ``work``. The small ones go, while all of them have at most ``limit`` bytes."""
+    unlink_synced(work)
     found = Written(work)
     total = 0
     for size, name, plain in sorted(_files(work)):

@@ -11,6 +11,7 @@ from typing import Any
 from ..errors import ChannelError
 from ..events import ProfileRequest
 from ..process import ProcessId
+from ..trees import Tree
 from ..typed import Malformed, Record
 from .assignment import Assignment
 
@@ -72,6 +73,9 @@ class Prepare(Record):
     """Who drives the job from where, ``alice@laptop``."""
     driver: int = 1
     """As in ``Plan``."""
+    trees: tuple[Tree, ...] = ()
+    """Directories of ``--sync``: the answer names files that are missing, as if they were blobs."""
+    cwd: str = ""  # of the ranks, where the node has it
 
 
 @dataclass(frozen=True)

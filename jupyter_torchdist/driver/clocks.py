@@ -36,11 +36,14 @@ def compared(known: Clock | None, pong: Ping, now: float, wall: float) -> Clock 
     return Clock(pong.clock - (wall - error), error)
 
 
-def written(path: Path, ahead: float, before: float) -> float:
-    """Write ``ahead`` for readers of the node's logs, if it differs from ``before``. Returns what is written now."""
-    if abs(ahead - before) < NOTED_SECONDS:
+def written(path: Path, clock: Clock, before: float) -> float:
+    """Write how far the clock is ahead, for readers of the node's logs, if that is not ``before``, and no error.
+
+    Returns what is written now.
+    """
+    if abs(clock.ahead - before) < max(NOTED_SECONDS, clock.within):
         return before
     with contextlib.suppress(StoreError):  # the next answer is another try
-        publish_json(path, {"ahead": ahead})
-        return ahead
+        publish_json(path, {"ahead": clock.ahead})
+        return clock.ahead
     return before

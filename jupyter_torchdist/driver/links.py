@@ -102,14 +102,14 @@ class Link:
         """Compare the node's clock with ours, as ``clocks.compared``; readers of its logs find the difference."""
         self.clock = compared(self.clock, pong, now, wall)
         if self.clock is not None and not self.shared:
-            self._ahead = written(self._paths.clock(self.node.name), self.clock.ahead, self._ahead)
+            self._ahead = written(self._paths.clock(self.node.name), self.clock, self._ahead)
 
     # -- connection
 
     def open(self, now: float) -> None:
         """Connect; follow a started job from the offsets received so far. Raises ``LaunchError``, ``ChannelError``."""
         self.channel = self.submission.connect(self.node)
-        self._heard = self._pinged = now
+        self._heard, self._pinged = now, now - PING_SECONDS
         self._patience = CONNECT_SECONDS
         self.channel.send({"type": "hello", "process": ProcessId.mine().to_json()})
         if not self.ended:
@@ -166,7 +166,7 @@ class Link:
         if self.channel is not None:
             try:
                 self.pump()
-                if now - self._pinged > PING_SECONDS:
+                if now - self._pinged >= PING_SECONDS:
                     self._pinged = now
                     self.channel.send({"type": "ping", "t": now})
             except ChannelError:

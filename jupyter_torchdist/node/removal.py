@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..protocol.paths import JobPaths, runtime_dir, scratch_dir
+from ..protocol.paths import JobPaths, queue_dir, runtime_dir, scratch_dir
 from ..protocol.wire import agents, frames
 from .shipping.replica import discard
 
@@ -62,7 +62,7 @@ def _delete(parents: Sequence[Path]) -> tuple[list[str], list[str]]:
     found += [path for parent in parents for pattern in (".code-*", "code-*") for path in parent.glob(pattern)]
     for path in sorted(found, key=lambda path: str(path) in sys.path):
         shutil.rmtree(path, ignore_errors=True)
-    for folder in (scratch_dir(os.environ) / "jobs", scratch_dir(os.environ), runtime_dir(), *parents):
+    for folder in (scratch_dir(os.environ) / "jobs", scratch_dir(os.environ), runtime_dir(), queue_dir(), *parents):
         with contextlib.suppress(OSError):  # not empty, or not there
             folder.rmdir()
             found.append(folder)

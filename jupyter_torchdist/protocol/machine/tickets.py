@@ -78,6 +78,9 @@ class Ticket:
 
 def enter(asked: Asked) -> bool:
     """Take the next place. False where the directory cannot be used, so that no job has a place."""
+    with contextlib.suppress(OSError):
+        queue_dir().mkdir()
+        queue_dir().chmod(0o1777)
     directory = _directory()
     if directory is None:
         return False
@@ -205,11 +208,8 @@ def _path(job: str) -> Path:
 
 
 def _directory() -> Path | None:
-    """The directory, made if it is missing. None if other users could change this user's files in it."""
+    """The directory. None if it is missing, or if other users could change this user's files in it."""
     directory = queue_dir()
-    with contextlib.suppress(OSError):
-        directory.mkdir()
-        directory.chmod(0o1777)
     try:
         found = directory.lstat()
     except OSError:

@@ -95,7 +95,7 @@ class Agent:
         try:
             while not self._done():
                 now = time.monotonic()
-                for key, mask in self._selector.select(self._tick(now) if self._active() else 0.5):
+                for key, mask in self._selector.select(self._tick(now) if self._active() or self._speaks() else 0.5):
                     key.data(mask)
                 self._turn()
         finally:
@@ -121,13 +121,16 @@ class Agent:
         self._child_died = True
 
     def _active(self) -> bool:
-        going = any(job.state != "ended" or job.speaks for job in self._jobs.values())
+        going = any(job.state != "ended" for job in self._jobs.values())
         return going or any(peer.channel.pending for peer in self._peers)
+
+    def _speaks(self) -> bool:
+        return any(job.speaks for job in self._jobs.values())
 
     def _done(self) -> bool:
         if self._stop and not self._active():
             return True
-        if self._peers or self._active():
+        if self._peers or self._active() or self._speaks():
             self._idle_since = time.monotonic()
         return time.monotonic() - self._idle_since > LINGER_SECONDS
 

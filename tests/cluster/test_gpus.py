@@ -39,6 +39,7 @@ def laptops(cluster: Cluster) -> Iterator[tuple[Laptop, Laptop]]:
     cluster.run("node1", *command, text=source)
     both = Laptop(), Laptop()
     yield both
+    list(perform(parse(f"stop --hosts node1 --host-option python={PYTHON}", "torchdist")))  # its agent has the library
     launcher.let_go()
     end_masters(cluster)
     cluster.run("node1", "rm", "-f", LIBRARY, STOP)

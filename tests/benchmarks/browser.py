@@ -388,7 +388,7 @@ def searches(notebook: Notebook, view: Locator, where: str) -> Iterator[Row]:
     page = notebook.page
     box = view.get_by_label("search the lines")
     seen = "[...document.querySelectorAll(\".td-logs-group[role='search'] .td-logs-said\")].some(said => \
-        /^[1-9].* hit/.test(said.textContent))"
+        /^[1-9].* (hit|of )/.test(said.textContent))"
     for kind, word in WORDS.items():
         took = []
         for _ in range(SEARCHES):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import socket
 from pathlib import Path
@@ -14,9 +13,9 @@ from ..protocol.errors import LaunchError, StoreError
 from ..protocol.paths import Home, JobPaths, user_name
 from ..protocol.plan import NodePlan, Plan
 from ..protocol.wire import messages
+from ..store.blobs import digest_of
 from ..store.files import private
 from ..store.jobdir import read_manifest
-from .blobs import PIECE
 
 
 class TakenOver(LaunchError):
@@ -64,11 +63,7 @@ class Arriving:
         blob = self._wanted.get(path.name) if path.parent == self._folder else None
         if blob is None or path.stat().st_size < blob.size:
             return
-        with open(path, "rb") as file:
-            found = hashlib.sha256()
-            while piece := file.read(PIECE):
-                found.update(piece)
-        if found.hexdigest() == blob.digest:
+        if digest_of(path) == blob.digest:
             private(self._home.blobs)
             path.rename(self._home.blob(blob.digest))
         else:

@@ -84,7 +84,7 @@ class BlobStore:
             return None
         if record[1] != size:
             return None
-        return record if self._known.get(digest) == record or _digest(path) == digest else None
+        return record if self._known.get(digest) == record or digest_of(path) == digest else None
 
     def verify(self, blob: Blob) -> Path:
         """The blob's file. Raises ``DamagedJob`` if it is missing or its content does not match the digest."""
@@ -95,7 +95,7 @@ class BlobStore:
             raise _damaged(path, "is missing") from None
         if record[1] != blob.size:
             raise _damaged(path, f"has {record[1]} bytes instead of {blob.size}")
-        if record != blob.record and record != self._known.get(blob.digest) and _digest(path) != blob.digest:
+        if record != blob.record and record != self._known.get(blob.digest) and digest_of(path) != blob.digest:
             raise _damaged(path, "has changed since it was written")
         self._known[blob.digest] = record
         return path
@@ -107,7 +107,7 @@ def blob_store(home: Home) -> BlobStore:
     return BlobStore(home)
 
 
-def _digest(path: Path) -> str:
+def digest_of(path: Path) -> str:
     found = hashlib.sha256()
     with open(path, "rb", buffering=0) as file:
         while piece := file.read(_CHUNK):

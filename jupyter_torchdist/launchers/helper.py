@@ -12,6 +12,7 @@ import json
 import os
 import socket
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,9 +22,7 @@ PACKET = 1024 * 1024
 ROOM = 4 * PACKET
 
 
-class Helper:
-    """``brief``: the line of an engine's error that says why."""
-
+class Helper(ABC):
     def __init__(self) -> None:
         self._driver: socket.socket | None = None
         self._sending = threading.Lock()
@@ -54,8 +53,9 @@ class Helper:
         except Exception as error:  # noqa: BLE001  # told to the driver
             self.say(state=ENDED, reason=self.brief(error))
 
+    @abstractmethod
     def brief(self, error: BaseException) -> str:
-        raise NotImplementedError
+        """The line of an engine's error that says why."""
 
     @contextlib.contextmanager
     def carrying(self, link: socket.socket, words: int) -> Iterator[None]:

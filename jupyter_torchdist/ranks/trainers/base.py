@@ -68,19 +68,30 @@ def made_alone(what: str, rank: TrainerRank) -> UserError:
     )
 
 
-def refuse_strangers(kind: Any, entries: tuple[str, ...], rank: TrainerRank) -> None:
-    """Let the methods ``entries`` of ``kind`` refuse objects that were made in the notebook, where they counted one."""
-    made_here: weakref.WeakSet[Any] = weakref.WeakSet()
+def meet_strangers(kind: Any, entries: tuple[str, ...], meet: Callable[[Any], None]) -> None:
+    """Have ``meet`` look once at each object of ``kind`` that was not made here, when one of ``entries`` is called."""
+    known: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def make(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
-        made_here.add(self)
+        known.add(self)
         original(self, *args, **kwargs)
 
     def begin(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
-        if self not in made_here and self.world_size < rank.world_size:
-            raise made_alone(f"the {type(self).__name__}", rank)
+        if self not in known:
+            meet(self)
+            known.add(self)
         return original(self, *args, **kwargs)
 
     wrap(kind, "__init__", make)
     for name in entries:
         wrap(kind, name, begin)
+
+
+def refuse_strangers(kind: Any, entries: tuple[str, ...], rank: TrainerRank) -> None:
+    """Let the methods ``entries`` of ``kind`` refuse objects that were made in the notebook, where they counted one."""
+
+    def meet(stranger: Any) -> None:
+        if stranger.world_size < rank.world_size:
+            raise made_alone(f"the {type(stranger).__name__}", rank)
+
+    meet_strangers(kind, entries, meet)

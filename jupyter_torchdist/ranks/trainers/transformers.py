@@ -9,13 +9,12 @@ from __future__ import annotations
 import functools
 import importlib
 import os
-import weakref
 from types import ModuleType
 from typing import Any
 
 from ..afterimport import Change
 from .accelerate import tell_strategy
-from .base import TrainerRank, wrap
+from .base import TrainerRank, meet_strangers, wrap
 
 
 def changes(rank: TrainerRank) -> dict[str, Change]:
@@ -61,21 +60,13 @@ def _trainer(rank: TrainerRank, module: ModuleType) -> None:
         if rank.number == 0:  # they are of all ranks together
             rank.draw(named(logs), self.state.global_step)
 
-    made_here: weakref.WeakSet[Any] = weakref.WeakSet()
-
-    def make(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
-        made_here.add(self)
-        original(self, *args, **kwargs)
-
-    def begin(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
-        if self not in made_here and rank.world_size > 1:
-            made_here.add(self)
-            _set_up_again(self, module)
+    def meet(trainer: Any) -> None:
+        if rank.world_size > 1:
+            _set_up_again(trainer, module)
             rank.say(
-                f"the {type(self).__name__} was made in an earlier cell, for one process; "
+                f"the {type(trainer).__name__} was made in an earlier cell, for one process; "
                 f"it was set up again for the {rank.world_size} ranks"
             )
-        return original(self, *args, **kwargs)
 
     def accelerate(original: Any, self: Any) -> None:
         tell_strategy(rank)
@@ -87,9 +78,7 @@ def _trainer(rank: TrainerRank, module: ModuleType) -> None:
 
     wrap(module.Trainer, "log", log)
     wrap(module.Trainer, "create_accelerator_and_postprocess", accelerate)
-    wrap(module.Trainer, "__init__", make)
-    for name in ("train", "evaluate", "predict"):
-        wrap(module.Trainer, name, begin)
+    meet_strangers(module.Trainer, ("train", "evaluate", "predict"), meet)
 
 
 def _set_up_again(trainer: Any, module: ModuleType) -> None:

@@ -344,7 +344,8 @@ def full_view(door: str) -> Iterator[Row]:
             scene.page.reload()
             scene.page.wait_for_selector(".td-view[data-connection='live']", timeout=60_000)
             time.sleep(5)
-            again = notebook.view(cell)
+            notebook.cell(cell).evaluate("cell => cell.scrollIntoView({ block: 'end' })")  # JupyterLab hides cells far away
+            again = notebook.view(cell).locator("visible=true")
             click(again.get_by_role("tab", name="Logs"))
             time.sleep(2)
             yield from searches(notebook, again, "most of which are on disk alone, after a reload")
@@ -387,7 +388,7 @@ def searches(notebook: Notebook, view: Locator, where: str) -> Iterator[Row]:
     """From the last key to the number of hits, which grows while the search goes on."""
     page = notebook.page
     box = view.get_by_label("search the lines")
-    seen = "[...document.querySelectorAll(\".td-logs-group[role='search'] .td-logs-said\")].some(said => \
+    seen = "[...document.querySelectorAll(\".td-logs-group[aria-label='search'] .td-logs-said\")].some(said => \
         /^[1-9].* (hit|of )/.test(said.textContent))"
     for kind, word in WORDS.items():
         took = []

@@ -77,7 +77,7 @@ export class JobView {
       signal
     );
     this.root.append(this.connection, this.body, heightHandle(this.root, signal));
-    for (const kind of ['pointerdown', 'keydown', 'wheel']) {
+    for (const kind of ['pointerdown', 'click', 'keydown', 'wheel']) {
       this.root.addEventListener(kind, () => (this.touched = true), { signal, passive: true });
     }
     keepKeys(this.root, signal);

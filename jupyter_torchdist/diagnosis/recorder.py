@@ -57,16 +57,20 @@ class _Stuck:
 
 def judge(dumps: Sequence[Dump], places: Mapping[int, str]) -> Verdict | None:
     """None where no rank waits. ``places``: where ranks were, as their stacks tell: ``Cell In[3], line 6``."""
-    newest = max((dump.time for dump in dumps), default=0.0)
-    ranks = {dump.rank: dump for dump in sorted(dumps, key=lambda dump: dump.rank)}
-    ranks = {rank: dump for rank, dump in ranks.items() if _counts(dump, newest)}
+    ranks = of_one_moment(dumps)
     stuck = sorted(_stuck(ranks), key=lambda one: one.first.created)
     return _mismatch(ranks) or _missing(stuck, ranks, places) or _still(stuck, ranks)
 
 
-def _counts(dump: Dump, newest: float) -> bool:
-    """What a rank has done at its end stays true."""
-    return dump.end == DONE or not dump.time or newest - dump.time <= TOGETHER
+def of_one_moment(dumps: Sequence[Dump]) -> dict[int, Dump]:
+    """By rank, the dumps that were written with the newest one. What a rank has done at its end stays true."""
+    newest = max((dump.time for dump in dumps), default=0.0)
+    ranks = {dump.rank: dump for dump in sorted(dumps, key=lambda dump: dump.rank)}
+    return {
+        rank: dump
+        for rank, dump in ranks.items()
+        if dump.end == DONE or not dump.time or newest - dump.time <= TOGETHER
+    }
 
 
 def in_words(ranks: Collection[int]) -> str:
@@ -83,7 +87,7 @@ def _called(call: Call, group: Group) -> str:
     return f"{call}{of}" + (f" ({call.place})" if call.place else "")
 
 
-def _groups(ranks: Mapping[int, Dump]) -> dict[str, dict[int, Group]]:
+def by_group(ranks: Mapping[int, Dump]) -> dict[str, dict[int, Group]]:
     """By name, then by rank."""
     names = sorted({name for dump in ranks.values() for name in dump.groups})
     return {name: {rank: dump.groups[name] for rank, dump in ranks.items() if name in dump.groups} for name in names}
@@ -100,7 +104,7 @@ def _line(dump: Dump, call: Call) -> Line:
 
 def _mismatch(ranks: Mapping[int, Dump]) -> Verdict | None:
     """The first collective of a group that is not the same on all ranks."""
-    for groups in _groups(ranks).values():
+    for groups in by_group(ranks).values():
         for number in sorted({number for group in groups.values() for number in group.calls}):
             calls = {rank: group.calls[number] for rank, group in groups.items() if number in group.calls}
             if differs := _difference(list(calls.values())):
@@ -150,7 +154,7 @@ def _calls_later(group: Group, call: Call) -> bool:
 
 def _stuck(ranks: Mapping[int, Dump]) -> list[_Stuck]:
     found = []
-    for groups in _groups(ranks).values():
+    for groups in by_group(ranks).values():
         everyone = ranks if not next(iter(groups.values())).name else groups
         members = next((group.members for group in groups.values() if group.members), tuple(everyone))
         for number in sorted({call.number for group in groups.values() if (call := group.waits_in)}):

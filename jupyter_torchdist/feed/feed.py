@@ -25,6 +25,7 @@ from ..protocol.feed import (
     AroundAsked,
     Asked,
     CancelAsked,
+    CommunicationAsked,
     CurvesAsked,
     DisplayAsked,
     Events,
@@ -44,7 +45,7 @@ from ..store import displays, jobdir, liveness, presence, segments, tracking
 from ..store.gauges import GaugeFiles
 from ..store.segments import Log
 from ..store.tail import Tail
-from . import curves, history, status
+from . import communication, curves, history, status
 from .cancel import cancel
 from .captured import captured
 from .curveindex import CurveIndex
@@ -349,19 +350,28 @@ class Feed:
         if what == "display":
             wanted = DisplayAsked.from_json(asked)
             return (yield from displays.find(self._paths, wanted.rank, wanted.number))
+        if what == "communication":
+            fresh = CommunicationAsked.from_json(asked).fresh
+            self._refuse_guests(fresh, "ask its ranks")
+            if fresh:
+                communication.record(self._paths, self._home)
+            return (yield from communication.answer(self._paths, self._plan))
         answers: dict[str, Callable[[Message], curves.Answer]] = {
             "older": self._older,
             "around": self._around,
             "search": lambda asked: search(self._all_logs(), SearchAsked.from_json(asked)),
             "cancel": self._cancel,
         }
-        if what == "cancel" and not self._may_cancel:
-            raise UserError("this job is not yours to cancel", "ask its owner")
+        self._refuse_guests(what == "cancel", "cancel")
         if what not in answers:
             raise UserError(
                 f"the feed cannot answer {what[:40]!r}", "the view may have another version: reload the page"
             )
         return answers[what](asked)
+
+    def _refuse_guests(self, acts: bool, what: str) -> None:
+        if acts and not self._may_cancel:
+            raise UserError(f"this job is not yours to {what}", "ask its owner")
 
     def _all_logs(self) -> dict[str, Log]:
         if not self._logs:

@@ -43,6 +43,8 @@ ask        id, what, and:
            ``high`` are what was merged into a point, or the band; NaN is a gap
   display  rank, number: a display of which a line of that rank's output says ``[display 3: image/png]``
            → data {MIME type: value, as in a notebook}, metadata; after updates the newest
+  communication  fresh (bool: the ranks of a running job write now what their recorders hold; ask again for it)
+           → transports, calls, time (when the recorders were read; null: never), silent (ranks without a recording)
   cancel   kill (bool) → said (a sentence)
 =========  ================================================================================================
 """
@@ -243,6 +245,37 @@ class Shown(TypedDict):
     metadata: dict[str, Any]
 
 
+class Transports(TypedDict):
+    """What NCCL's log says of a node: how its ranks reach each other, and the other nodes: ``P2P/IPC``."""
+
+    node: str
+    inside: list[str]
+    outside: list[str]
+
+
+class Entered(TypedDict):
+    """A collective, and when each of ``ranks`` entered it. ``missing``: ranks that have not."""
+
+    name: str
+    """For example ``all_reduce #17 of 4 float32``."""
+    group: str
+    """Empty for the group of all ranks."""
+    ranks: list[int]
+    at: Sequence[float]
+    missing: list[int]
+    ended: bool
+    """On all of ``ranks``."""
+
+
+class Communication(TypedDict):
+    """The answer to ``communication``. ``calls`` are in the order of their first rank."""
+
+    transports: list[Transports]
+    calls: list[Entered]
+    time: float | None
+    silent: list[int]
+
+
 class Said(TypedDict):
     """The answer to ``cancel``."""
 
@@ -322,6 +355,13 @@ class DisplayAsked(Record):
 
     rank: int
     number: int
+
+
+@dataclass(frozen=True)
+class CommunicationAsked(Record):
+    """``communication``."""
+
+    fresh: bool = False
 
 
 @dataclass(frozen=True)

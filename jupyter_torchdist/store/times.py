@@ -64,29 +64,32 @@ class TimeIndex:
     def marks(self, stream: str, start: int, end: int, limit: int = 20_000) -> list[Mark]:
         """Marks of bytes ``start`` to ``end``, with the first at or after ``end``. Reads at most ``limit`` records."""
         with _Records(self._path, stream) as records:
-            found, size, ahead = [], start, self._ahead()
+            found, size, late = [], start, self._ahead()
             for mark in records.run(self._first_of_size(records, stream, start + 1), limit):
                 if mark.size > size:
-                    found.append(Mark(mark.t - ahead, mark.size))
+                    found.append(Mark(mark.t - late, mark.size))
                     size = mark.size
                 if size >= end:
                     break
             return found
 
     def _ahead(self) -> float:
-        if self._clock is None:
-            return 0.0
-        try:
-            ahead = codec.loads(read_plain(self._clock))["ahead"]
-        except (OSError, ValueError, LookupError, TypeError):
-            return 0.0
-        return ahead if isinstance(ahead, float) and math.isfinite(ahead) else 0.0
+        return 0.0 if self._clock is None else ahead(self._clock)
 
     def _first_of_size(self, records: _Records, stream: str, size: int) -> int:
         before, index = self._found.get(stream, (0, 0))
         found = records.first_of_size(size, index if before <= size and index <= records.count else 0)
         self._found[stream] = (size, found)
         return found
+
+
+def ahead(clock: Path) -> float:
+    """Seconds that the clock of a node is ahead of the driver's, as ``JobPaths.clock`` tells; 0 if it does not."""
+    try:
+        found = codec.loads(read_plain(clock))["ahead"]
+    except (OSError, ValueError, LookupError, TypeError):
+        return 0.0
+    return found if isinstance(found, float) and math.isfinite(found) else 0.0
 
 
 def _between(before: Mark, mark: Mark, offset: int) -> float:

@@ -507,6 +507,34 @@ export interface Shown {
   metadata: Record<string, unknown>;
 }
 
+/** What NCCL's log says of a node: how its ranks reach each other, and the other nodes: `P2P/IPC`. */
+export interface Transports {
+  node: string;
+  inside: string[];
+  outside: string[];
+}
+
+/** A collective, and when each of `ranks` entered it. `missing`: ranks that have not. */
+export interface Entered {
+  /** For example `all_reduce #17 of 4 float32`. */
+  name: string;
+  /** Empty for the group of all ranks. */
+  group: string;
+  ranks: number[];
+  at: number[];
+  missing: number[];
+  /** On all of `ranks`. */
+  ended: boolean;
+}
+
+/** The answer to `communication`. `calls` are in the order of their first rank. */
+export interface Communication {
+  transports: Transports[];
+  calls: Entered[];
+  time: number | null;
+  silent: number[];
+}
+
 /** The answer to `cancel`. */
 export interface Said {
   said: string;

@@ -1,6 +1,19 @@
 /** Where a view gets its job from: the server's WebSocket or a widget's comm. See protocol/feed.py for the words. */
 
-import type { Around, Drawn, Events, Found, Gone, Hello, Lines, Older, Said, Shown, Status } from './protocol';
+import type {
+  Around,
+  Communication,
+  Drawn,
+  Events,
+  Found,
+  Gone,
+  Hello,
+  Lines,
+  Older,
+  Said,
+  Shown,
+  Status
+} from './protocol';
 
 export type { Hit, Progress, Segment, Series, Status } from './protocol';
 
@@ -47,6 +60,7 @@ export type Question =
       width: number;
     }
   | { what: 'display'; rank: number; number: number }
+  | { what: 'communication'; fresh: boolean }
   | { what: 'cancel'; kill: boolean };
 
 export interface Answers {
@@ -55,6 +69,7 @@ export interface Answers {
   search: Found;
   curves: Drawn;
   display: Shown;
+  communication: Communication;
   cancel: Said;
 }
 

@@ -1,7 +1,6 @@
 import { afterEach, describe, expect, it, vi } from 'vitest';
-import { CommunicationTab } from '../src/view/communication';
 import { ReceiptTab } from '../src/view/receipt';
-import { aPage, aRank, aState, find, frames, hello, PLAN, played, SPEC, status } from './played';
+import { aPage, aRank, aState, find, frames, hello, PLAN, played, SPEC } from './played';
 
 const page = aPage();
 
@@ -106,43 +105,5 @@ describe('the receipt', () => {
     const { session } = await played(page.signal);
     new ReceiptTab(page.root, session, page.signal).show();
     expect(page.root.textContent).toContain('not told yet');
-  });
-});
-
-describe('communication', () => {
-  it('shows the plan and says what is missing and what to do', async () => {
-    const { session } = await played(page.signal, hello(aState([aRank(0)]), { plan: { ...PLAN, backend: 'nccl' } }));
-    new CommunicationTab(page.root, session, page.signal).show();
-    expect(page.root.textContent).toContain('nccl');
-    expect(page.root.textContent).toContain('127.0.0.1');
-    expect(find(page.root, '.td-empty').textContent).toContain('%dist doctor');
-  });
-
-  it('says first for which ranks the others wait, and no more once they do not', async () => {
-    const late = {
-      code: 'late-by-input',
-      severity: 'warning',
-      rank: 1,
-      node: 'box',
-      sentence: 'rank 1 holds up the others for 45 % of the time: it waits for data at Cell In[1], line 3',
-      cause: 'Its DataLoader is slow.',
-      remedy: 'More num_workers. NCCL_P2P_DISABLE=1, then NCCL_IB_HCA=^mlx5_3; tell.',
-      evidence: []
-    };
-    const { session, feed } = await played(page.signal, hello(aState([aRank(0), aRank(1)])), status());
-    new CommunicationTab(page.root, session, page.signal).show();
-    feed.say(status({ findings: [late] }));
-    await frames();
-    const [first] = page.root.querySelectorAll('.td-page > *');
-    expect(first?.textContent).toContain('rank 1 holds up the others for 45 %');
-    expect(first?.textContent).toContain('What to do: More num_workers.');
-    expect([...(first?.querySelectorAll('code') ?? [])].map(code => code.textContent)).toEqual([
-      '%dist rerun 20260101-000000-0a1b2c --env NCCL_P2P_DISABLE=1',
-      '%dist rerun 20260101-000000-0a1b2c --env NCCL_IB_HCA=^mlx5_3'
-    ]);
-    expect(first?.querySelector('details')).toBeNull();
-    feed.say(status({ findings: [] }));
-    await frames();
-    expect(page.root.textContent).not.toContain('holds up');
   });
 });

@@ -202,7 +202,7 @@ export class JobView {
       case 'ranks':
         return new RanksTab(panel, session, signal, rank => this.showLog(rank));
       case 'communication':
-        return new CommunicationTab(panel, session, signal);
+        return new CommunicationTab(panel, session, signal, rank => this.showLog(rank));
       case 'receipt':
         return new ReceiptTab(panel, session, signal);
     }

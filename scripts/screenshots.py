@@ -190,7 +190,10 @@ def of_tabs(chromium: Browser, server: Jupyter, theme: str) -> None:
         for tab in ("Curves", "Logs", "Ranks", "Communication", "Receipt"):
             view.get_by_role("tab", name=tab).click()
             panel = view.get_by_role("tabpanel", name=tab)
-            expect(panel.locator("canvas, table, [role=grid]").first).to_be_visible()
+            if tab == "Communication":
+                view.get_by_role("button", name="Record now").click()
+                expect(panel.locator(".td-lane").first).to_be_visible(timeout=30_000)
+            expect(panel.locator("canvas, table, [role=grid], .td-lanes").first).to_be_visible()
             PICTURES.joinpath(f"{tab.lower()}-{theme}.png").write_bytes(view.screenshot())
         expect(view).to_contain_text("succeeded", timeout=120_000)
 

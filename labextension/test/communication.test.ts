@@ -1,6 +1,7 @@
 import { beforeEach, describe, expect, it } from 'vitest';
 import { CommunicationTab } from '../src/view/communication';
 import { lanes, path, short, summary, under, WIDTH } from '../src/view/lanes';
+import { clock } from '../src/view/format';
 import type { Communication, Entered, Plan, RankState } from '../src/protocol';
 import { aPage, aRank, aState, find, frames, hello, NOW, PLAN, played, status, type PlayedFeed } from './played';
 
@@ -101,7 +102,7 @@ describe('the time line', () => {
     await tab({ answers: [{ calls: late, time: NOW + 20, silent: [] }], state: 'succeeded' });
     expect(texts('.td-lane[data-rank] > span')).toEqual(['rank 0', 'rank 1']);
     expect(find(page.root, 'section[aria-label="Collectives by rank"] [role=status]').textContent).toBe(
-      'Rank 1 entered last in 12 of 12 collectives, most often 250 ms after the first rank.'
+      `Rank 1 entered last in 12 of 12 collectives, most often 250 ms after the first rank. Recorded at ${clock(NOW + 20)}.`
     );
     const [waits, , last] = page.root.querySelectorAll('.td-lane[data-rank="0"] path');
     expect(waits!.getAttribute('d')!.startsWith('M0 5H')).toBe(true);
@@ -130,7 +131,7 @@ describe('the time line', () => {
   });
 
   it('asks the ranks when the button is pressed, and shows what they wrote', async () => {
-    const stuck = call(7, [NOW], { missing: [1], ended: false });
+    const stuck = call(7, [NOW + 3], { missing: [1], ended: false });
     await tab({ answers: [{}, {}, {}, { calls: [stuck], time: NOW + 5, silent: [] }] });
     expect(page.root.textContent).toContain('Nothing is recorded yet.');
     find(page.root, 'button', 'Record now').click();
@@ -176,11 +177,31 @@ describe('what the lanes say', () => {
     expect(under([], 1)).toBeNull();
   });
 
+  it('calls nothing a wait that other recorders, read a moment later, would show to go on', () => {
+    const calls = [
+      ...late,
+      call(13, [NOW + 20], { missing: [1], ended: false }),
+      call(14, [NOW, NOW], { ended: false })
+    ];
+    expect(summary(calls, NOW + 20.1)).toContain('Rank 1 entered last in 12 of 12');
+    expect(
+      lanes(calls, NOW + 20.1)
+        .bars.get(0)!
+        .at(-1)!.kind
+    ).toBe('open');
+    expect(
+      lanes(calls, NOW + 20.1)
+        .bars.get(0)!
+        .at(-2)!.kind
+    ).toBe('waits');
+    expect(summary(calls, NOW + 22)).toBe('all_reduce #13 of 4 float32 waits for rank 1.');
+  });
+
   it('blames nobody where there are few collectives, or others are last as often', () => {
-    expect(summary(late.slice(0, 9))).toBe('');
+    expect(summary(late.slice(0, 9), NOW + 20)).toBe('');
     const turns = late.map((one, step) => (step % 2 ? one : { ...one, at: [...one.at].reverse() }));
-    expect(summary(turns)).toBe('');
-    expect(summary([])).toBe('');
+    expect(summary(turns, NOW + 20)).toBe('');
+    expect(summary([], 0)).toBe('');
   });
 
   it.each([

@@ -85,7 +85,7 @@ export class HostMap {
 
   private chip(node: NodePlan, rank: number, place: number): HTMLElement {
     const chip = button('button.td-chip', '', () => this.toLog(rank), this.signal);
-    chip.append(makeShape(), String(rank), ...(node.gpus[place] ? [make('small', {}, trans('GPU %1', place))] : []));
+    chip.append(makeShape(), String(rank), make('small', {}, node.gpus[place] ? trans('GPU %1', place) : trans('CPU')));
     this.chips.set(rank, chip);
     return chip;
   }

@@ -13,7 +13,10 @@ const LEAST = 25;
 const SHARE = 0.5;
 const ENOUGH = 10;
 
-/** A rank in a collective, in units of `WIDTH`. `last`: for it the others waited; `open`: it waits still. */
+/** Seconds. Recorders are not read at the same instant: a collective that was open for less is no wait. */
+const WAIT = 1;
+
+/** A rank in a collective, in units of `WIDTH`. `last`: for it the others waited; `open`: it waits for long. */
 export interface Bar {
   call: number;
   from: number;
@@ -39,7 +42,11 @@ export function lanes(calls: readonly Entered[], until: number): Lanes {
     call.ranks.forEach((rank, index) => {
       const start = Math.min(place(call.at[index]!), WIDTH - LEAST);
       const end = Math.max(place(ends[number]!), start + LEAST);
-      const kind = isOpen(call) ? 'open' : call.at[index] === last(call) ? 'last' : 'waits';
+      const kind = waits(call, until)
+        ? 'open'
+        : call.missing.length === 0 && call.at[index] === last(call)
+          ? 'last'
+          : 'waits';
       const lane = bars.get(rank) ?? [];
       lane.push({ call: number, from: start, to: end, kind });
       bars.set(rank, lane);
@@ -61,9 +68,12 @@ export function under(bars: readonly Bar[], x: number): Bar | null {
   return bars.filter(bar => bar.from <= x).at(-1) ?? bars[0] ?? null;
 }
 
-/** `rank 3 entered last in 81 of 100 collectives, most often 12 ms after the first`; who is missing comes first. */
-export function summary(calls: readonly Entered[]): string {
-  const waiting = calls.find(call => isOpen(call) && call.missing.length > 0);
+/**
+ * `rank 3 entered last in 81 of 100 collectives, most often 12 ms after the first`; who is missing comes first.
+ * `until`: when the recorders were read.
+ */
+export function summary(calls: readonly Entered[], until: number): string {
+  const waiting = calls.find(call => waits(call, until) && call.missing.length > 0);
   if (waiting) {
     return trans('%1 waits for %2.', waiting.name, theRanks(waiting.missing));
   }
@@ -113,6 +123,11 @@ function nameOf(call: Entered): string {
 
 function isOpen(call: Entered): boolean {
   return call.missing.length > 0 || !call.ended;
+}
+
+/** Whether it has not ended for long. */
+function waits(call: Entered, until: number): boolean {
+  return isOpen(call) && until - (call.missing.length > 0 ? first(call) : last(call)) > WAIT;
 }
 
 function first(call: Entered): number {

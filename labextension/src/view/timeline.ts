@@ -56,7 +56,8 @@ export class Timeline {
     }
     if (told.calls.length > 0) {
       const silent = told.silent.length > 0 && trans('Nothing is known of %1.', theRanks(told.silent));
-      return [summary(told.calls), silent].filter(Boolean).join(' ');
+      const when = told.time === null ? '' : trans('Recorded at %1.', clock(told.time));
+      return [summary(told.calls, told.time ?? 0), silent, when].filter(Boolean).join(' ');
     }
     return live
       ? trans('Nothing is recorded yet. Each rank needs about 20 ms to write down its last collectives.')
@@ -67,7 +68,8 @@ export class Timeline {
     const calls = (this.told?.calls ?? []).slice(-Number(this.choice.value));
     setAttribute(this.choice, 'hidden', calls.length === 0);
     setText(this.read, '');
-    this.drawn = calls.length > 0 ? lanes(calls, this.told!.time ?? 0) : null;
+    const until = this.told?.time ?? 0;
+    this.drawn = calls.length > 0 ? lanes(calls, until) : null;
     if (!this.drawn) {
       this.body.replaceChildren();
       return;
@@ -78,7 +80,11 @@ export class Timeline {
     const hidden = ranks.length - shown.length;
     const header = [trans('Collective'), trans('First'), trans('Last'), trans('Apart'), trans('Missing')];
     this.body.replaceChildren(
-      make('div.td-lanes', { role: 'img', 'aria-label': summary(calls) }, ...shown.map(rank => lane(rank, bars))),
+      make(
+        'div.td-lanes',
+        { role: 'img', 'aria-label': summary(calls, until) },
+        ...shown.map(rank => lane(rank, bars))
+      ),
       axis(from, to),
       make('p.td-legend', {}, ...legend()),
       make(
@@ -141,6 +147,6 @@ function legend(): HTMLElement[] {
   return [
     item('waits', trans('from entering it until the last rank has')),
     item('last', trans('entered last')),
-    item('open', trans('has not ended'))
+    item('open', trans('waits for long'))
   ];
 }

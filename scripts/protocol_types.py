@@ -22,7 +22,7 @@ from typing import Any
 from jupyter_torchdist.protocol import feed, state
 from jupyter_torchdist.protocol.bundle import Captured
 from jupyter_torchdist.protocol.events import ErrorRecord, Event, Evidence, Finding
-from jupyter_torchdist.protocol.gauges import Gauges
+from jupyter_torchdist.protocol.gauges import Gauges, Traffic
 from jupyter_torchdist.protocol.plan import NodePlan, Plan, Reach
 from jupyter_torchdist.protocol.spec import JobSpec, Options
 from jupyter_torchdist.protocol.state import JobState, RankState, Stage, Stall, Waiting
@@ -41,6 +41,7 @@ RECORDS = (
     RankState,
     JobState,
     Gauges,
+    Traffic,
     Options,
     JobSpec,
     Reach,

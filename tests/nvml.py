@@ -35,6 +35,37 @@ int nvmlDeviceGetUtilizationRates(void *h, utilization_t *u) {
 int nvmlDeviceGetClockInfo(void *h, unsigned kind, unsigned *mhz) { *mhz = CLOCK + kind; return 0; }
 int nvmlDeviceGetTemperature(void *h, unsigned kind, unsigned *degrees) { *degrees = 71 + kind; return 0; }
 #endif
+#ifdef SLOWED
+int nvmlDeviceGetCurrentClocksThrottleReasons(void *h, unsigned long long *bits) { *bits = SLOWED; return 0; }
+#endif
+#ifdef ERRORS
+static unsigned long long looks;
+int nvmlDeviceGetTotalEccErrors(void *h, unsigned kind, unsigned since, unsigned long long *n) {
+  if (kind != 1 || since != 0) return 2;
+  *n = 3 + ERRORS * looks++; return 0; }
+#endif
+#ifdef LINKS
+typedef struct { unsigned field, scope; long long t, took; int type, result; unsigned long long value; } field_t;
+static unsigned long long asked;
+int nvmlDeviceGetFieldValues(void *h, int n, field_t *f) {
+  for (int i = 0; i < n; i++) {
+    int data = f[i].field == 138 || f[i].field == 139;
+    f[i].result = data ? (f[i].scope == ~0U ? 0 : 2) : f[i].field == 52 ? 0 : 3;
+    f[i].value = data ? (f[i].field == 138 ? 2 : 1) * LINKS * asked : 5 + asked;
+  }
+  asked += n == 2 && f[0].field == 52; return 0; }
+#endif
+#ifdef XID
+typedef struct { void *device; unsigned long long type, data; unsigned gi, ci; } event_t;
+static void *watched; static int told;
+int nvmlEventSetCreate(void **set) { *set = &told; return 0; }
+int nvmlEventSetFree(void *set) { return 0; }
+int nvmlDeviceRegisterEvents(void *h, unsigned long long types, void *set) {
+  watched = h; return types == 8 && set == &told ? 0 : 2; }
+int nvmlEventSetWait_v2(void *set, event_t *e, unsigned ms) {
+  if (!watched || told || ms || set != &told) return 10;
+  told = 1; e->device = watched; e->type = 8; e->data = XID; return 0; }
+#endif
 #ifdef MIG
 int nvmlDeviceGetMigMode(void *h, unsigned *now, unsigned *later) { *now = *later = (long)h == MIG; return 0; }
 int nvmlDeviceGetMaxMigDeviceCount(void *h, unsigned *n) { *n = 7; return 0; }

@@ -278,7 +278,9 @@ class Feed:
         self._told = now
         state = self._states.state
         late = stragglers.of(state, self._plan, self._spec, self._gauges.latest)
-        found = status.of(self._effective or state.state, self._curves, self._gauges.latest, self._tracked, late)
+        gauges = self._gauges
+        effective = self._effective or state.state
+        found = status.of(effective, self._curves, gauges.latest, self._tracked, late, gauges.network)
         if found == self._status:
             return []
         self._status = found

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from ..protocol.events import Finding
 from ..protocol.feed import Progress, RankStatus, Status
-from ..protocol.gauges import Gauges
+from ..protocol.gauges import Gauges, Traffic
 from ..store.tracking import Tracking
 from .bins import number
 from .curveindex import CurveIndex, RankCurves
@@ -22,6 +23,7 @@ def of(
     gauges: Mapping[int, Gauges],
     tracked: Sequence[Tracking] = (),
     findings: Sequence[Finding] = (),
+    network: Mapping[str, Mapping[str, Traffic]] = MappingProxyType({}),
 ) -> Status:
     """The ``status`` message. ``curves.note`` is a sentence if some curves are left out, else empty."""
     with index.lock:
@@ -35,6 +37,10 @@ def of(
             "samples": samples(index),
             "findings": [finding.to_json() for finding in findings],
             "gauges": {str(rank): taken.to_json() for rank, taken in sorted(gauges.items())},
+            "network": {
+                node: {name: traffic.to_json() for name, traffic in interfaces.items()}
+                for node, interfaces in sorted(network.items())
+            },
             "tracked": [{"tracker": one.tracker, "link": one.link, "said": one.said} for one in tracked],
         }
 

@@ -15,7 +15,8 @@ from queue import Empty, SimpleQueue
 
 from ..protocol import codec
 from ..protocol.disk import read_plain
-from ..protocol.gauges import Gauges, rounded
+from ..protocol.gauges import NETWORK, Gauges, Traffic, rounded
+from ..protocol.machine.interfaces import Interfaces
 from ..protocol.machine.nvml import Nvml
 from ..protocol.paths import JobPaths
 from ..protocol.plan import Plan
@@ -48,6 +49,8 @@ class Seen:
 
 
 Found = dict[Subject, Seen]
+Network = dict[str, Traffic]
+"""By interface of this host."""
 
 
 class GaugeWatch:
@@ -55,7 +58,7 @@ class GaugeWatch:
 
     def __init__(self) -> None:
         self._asked: SimpleQueue[list[Subject] | None] = SimpleQueue()
-        self._found: SimpleQueue[Found] = SimpleQueue()
+        self._found: SimpleQueue[tuple[Found, Network]] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._looking = False
         self._due = 0.0
@@ -64,7 +67,7 @@ class GaugeWatch:
     def turn(self, jobs: Mapping[str, NodeJob], now: float) -> None:
         """Write new results, and ask the thread again when it is time."""
         with contextlib.suppress(Empty):
-            self._write(self._found.get_nowait(), jobs)
+            self._write(*self._found.get_nowait(), jobs)
             self._looking = False
         if self._looking or now < self._due:
             return
@@ -89,12 +92,14 @@ class GaugeWatch:
         self._asked.put(subjects)
 
     def _run(self) -> None:
-        look = Look()
+        look, interfaces = Look(), Interfaces()
         while (subjects := self._asked.get()) is not None:
             found: Found = {}
+            network: Network = {}
             with contextlib.suppress(Exception):  # top level of this thread: failed measurements are dropped
+                network = interfaces.look(time.monotonic())
                 found = look.at(subjects, time.monotonic())
-            self._found.put(found)
+            self._found.put((found, network))
         look.close()
 
     def _living(self, name: str, job: NodeJob) -> list[Subject]:
@@ -105,36 +110,39 @@ class GaugeWatch:
         gpus = self._boards[name].gpus
         return [Subject(name, rank, process, gpus.get(rank, "")) for rank, process in job.living.items()]
 
-    def _write(self, found: Found, jobs: Mapping[str, NodeJob]) -> None:
+    def _write(self, found: Found, network: Network, jobs: Mapping[str, NodeJob]) -> None:
         for name in {subject.job for subject in found}:
             job, board = jobs.get(name), self._boards.get(name)
             if job is not None and job.state != "ended" and board is not None:
                 its = {subject.rank: seen for subject, seen in found.items() if subject.job == name}
                 paces = pace.read(job.files.pace, job.ranks)
-                board.write({rank: replace(seen.gauges, **paces.get(rank, {})) for rank, seen in its.items()})
+                gauges = {rank: replace(seen.gauges, **paces.get(rank, {})) for rank, seen in its.items()}
+                board.write(gauges, network)
                 job.measured({rank: seen.works for rank, seen in its.items() if seen.works is not None})
 
 
 class Board:
-    """One job's file: the latest values of each rank, and the highest so far."""
+    """One job's file: the latest values of each rank, and the highest so far; what goes over the host's network."""
 
     def __init__(self, paths: JobPaths, node: str) -> None:
         self._path = paths.node(node).gauges
         self._latest: dict[int, Gauges] = {}
+        self._network: Network = {}
         self.gpus: dict[int, str] = {}
         with contextlib.suppress(OSError, ValueError):
             self.gpus = Plan.from_json(codec.loads(read_plain(paths.plan))).gpu_of_rank()
         with contextlib.suppress(OSError, ValueError, AttributeError):  # from an earlier agent
             written = codec.loads(read_plain(self._path))
-            self._latest = {int(rank): Gauges.from_json(value) for rank, value in written.items()}
+            self._latest = {int(rank): Gauges.from_json(value) for rank, value in written.items() if rank != NETWORK}
 
-    def write(self, found: Mapping[int, Gauges]) -> None:
+    def write(self, found: Mapping[int, Gauges], network: Network | None = None) -> None:
         """Replace the file if a value changed. When the disk is full, the old file remains."""
         latest = self._latest | {rank: gauges.after(self._latest.get(rank)) for rank, gauges in found.items()}
-        if latest == self._latest:
+        if latest == self._latest and (network or {}) == self._network:
             return
-        self._latest = latest
-        words = {str(rank): gauges.to_json() for rank, gauges in sorted(latest.items())}
+        self._latest, self._network = latest, network or {}
+        words: dict[str, object] = {str(rank): gauges.to_json() for rank, gauges in sorted(latest.items())}
+        words[NETWORK] = {name: traffic.to_json() for name, traffic in self._network.items()}
         with contextlib.suppress(OSError):
             publish_private(self._path, codec.dumps(words).encode("ascii") + b"\n")
 
@@ -147,19 +155,28 @@ class Look:
         self._nvml: Nvml | None = None
         self._alone: set[ProcessId] = set()
         """Ranks whose processes NVML has listed once: from then on NVML's memory per process is used for them."""
+        self._first: dict[ProcessId, Card] = {}
+        self._before: dict[str, tuple[float, Card]] = {}
 
     def at(self, subjects: list[Subject], now: float) -> Found:
         """The values of each rank that is alive."""
         loads = self._loads.look([subject.process for subject in subjects], now)
         self._alone &= loads.keys()
+        self._first = {process: card for process, card in self._first.items() if process in loads}
         cards = self._cards({subject.gpu for subject in subjects if subject.gpu})
+        xids = self._nvml.xids() if self._nvml is not None else {}
+        rates = {gpu: self._over_nvlink(gpu, card, now) for gpu, card in cards.items()}
         found = {}
         for subject in subjects:
             if load := loads.get(subject.process):
                 cpu = None if load.cpu is None else rounded(load.cpu, 2)
                 gauges = Gauges(cpu, rounded(load.memory, 3))
                 card = cards.get(subject.gpu)
-                gauges = gauges if card is None else self._with(card, gauges, subject.process, load)
+                if card is not None:
+                    gauges = self._with(card, gauges, subject.process, load)
+                    received, sent = rates[subject.gpu]
+                    gauges = replace(gauges, nvlink_received=received, nvlink_sent=sent)
+                gauges = replace(gauges, gpu_xid=xids.get(subject.gpu))  # told of a card that is gone, too
                 found[subject] = Seen(gauges, load.works)
         return found
 
@@ -171,7 +188,16 @@ class Look:
             self._nvml = self._nvml or Nvml()
         except OSError:
             return {}
-        return {gpu: card for gpu in gpus if (card := Card.of(self._nvml, gpu))}
+        return {gpu: card for gpu in gpus if (card := Card.of(self._nvml, gpu, new=gpu not in self._before))}
+
+    def _over_nvlink(self, gpu: str, card: Card, now: float) -> tuple[int, int] | tuple[None, None]:
+        """Received and sent since the look before, in bytes per second."""
+        earlier, before = self._before.get(gpu, (now, card))
+        self._before[gpu] = now, card
+        if card.nvlink is None or before.nvlink is None or now <= earlier:
+            return None, None
+        received, sent = (after - then for after, then in zip(card.nvlink, before.nvlink, strict=True))
+        return rounded(max(received, 0) / (now - earlier), 2), rounded(max(sent, 0) / (now - earlier), 2)
 
     def _with(self, card: Card, gauges: Gauges, process: ProcessId, load: Load) -> Gauges:
         """Add the GPU's values. In a container NVML may report the host's pids: then all memory in use is reported."""
@@ -180,6 +206,7 @@ class Look:
             self._alone.add(process)
         told = process in self._alone
         held = sum(own) if told else card.used
+        first = self._first.setdefault(process, card)
         return replace(
             gauges,
             gpu=card.use,
@@ -188,9 +215,13 @@ class Look:
             gpu_shared=not told,
             gpu_clock=card.clock,
             gpu_temperature=card.temperature,
+            gpu_slowed=card.slowed,
+            gpu_errors=_more(card.errors, first.errors),
+            nvlink_errors=_more(card.nvlink_errors, first.nvlink_errors),
         )
 
     def close(self) -> None:
+        self._before.clear()
         if self._nvml is not None:
             self._nvml.close()
             self._nvml = None
@@ -206,13 +237,25 @@ class Card:
     processes: dict[int, int | None]
     clock: int | None
     temperature: int | None
+    slowed: str
+    errors: int | None
+    nvlink: tuple[int, int] | None
+    """Received and sent, since the driver was loaded."""
+    nvlink_errors: int | None
 
     @staticmethod
-    def of(nvml: Nvml, uuid: str) -> Card | None:
-        """None when the GPU is not there, or has fallen off the bus."""
+    def of(nvml: Nvml, uuid: str, new: bool) -> Card | None:
+        """None when the GPU is not there, or has fallen off the bus. ``new``: its errors are not watched yet."""
         device = nvml.find(uuid)
         memory = nvml.memory(device) if device is not None else None
         if device is None or memory is None:
             return None
+        if new:
+            nvml.watch(device)
         known = nvml.utilisation(device), *memory, nvml.processes(device)
-        return Card(*known, nvml.clock(device), nvml.temperature(device))
+        health = nvml.slowed(device), nvml.memory_errors(device), nvml.nvlink(device), nvml.nvlink_errors(device)
+        return Card(*known, nvml.clock(device), nvml.temperature(device), *health)
+
+
+def _more(now: int | None, first: int | None) -> int | None:
+    return None if now is None or first is None else max(now - first, 0)

@@ -17,6 +17,7 @@ status     effective (``JobState.state``, or ``orphaned``), progress {desc, n, t
            ranks {rank: {step, last {curve: value}}}, curves {version, names, note}: what curves there are; ``version``
            grows with every new point; ``note`` is a sentence where curves are left out, else empty;
            gauges {rank: ``Gauges``}: what each rank takes, or took at last; not of ranks that nobody looked at;
+           network {node: {interface: ``Traffic``}}: what goes over the interfaces that are busy, or went at last;
            samples that the job has trained with so far (null: unknown); tracked [{tracker, link, said}]: where the
            job is recorded; findings [Finding]: ranks for which the others wait again and again
 answer     id, and what was asked for, or error (a sentence)
@@ -56,7 +57,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, TypedDict
 
 from .events import Finding
-from .gauges import Gauges
+from .gauges import Gauges, Traffic
 from .typed import Record
 
 VERSION = 1
@@ -189,6 +190,7 @@ class Tracked(TypedDict):
 
 class _Newer(TypedDict, total=False):
     gauges: dict[str, Annotated[Any, Gauges]]
+    network: dict[str, dict[str, Annotated[Any, Traffic]]]
     samples: float | None
     tracked: list[Tracked]
     findings: list[Annotated[Any, Finding]]

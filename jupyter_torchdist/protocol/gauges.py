@@ -8,6 +8,15 @@ from typing import Any
 PLACE = 200
 """Characters of a place at most."""
 
+_WORDS = {"place": PLACE, "gpu_slowed": 80}
+"""Fields of ``Gauges`` that are words, with their characters at most."""
+
+NETWORK = "network"
+"""Beside the ranks of a node's file: the ``Traffic`` of its host by interface."""
+
+_NAME, _INTERFACES = 40, 64
+"""Characters of an interface's name at most, and interfaces of a host."""
+
 _MOST = 2**53
 """The limit of exact integers in JavaScript."""
 
@@ -33,6 +42,17 @@ class Gauges:
     """MHz of its multiprocessors."""
     gpu_temperature: int | None = None
     """Degrees Celsius."""
+    gpu_slowed: str = ""
+    """Why its clock is lower than it could be: ``heat, its power limit``."""
+    gpu_errors: int | None = None
+    """Errors of its memory that could not be corrected, since the rank was looked at first."""
+    gpu_xid: int | None = None
+    """The last error (Xid) that the driver has reported of it."""
+    nvlink_received: int | None = None
+    """Bytes per second over all its NVLinks."""
+    nvlink_sent: int | None = None
+    nvlink_errors: int | None = None
+    """How often its NVLinks sent again or started again, since the rank was looked at first."""
     looks: int | None = None
     """How often its main thread was looked at during the last minute; the next three are per cent of that."""
     waits: int | None = None
@@ -54,6 +74,7 @@ class Gauges:
             memory_peak=_higher(self.memory, earlier.memory_peak),
             gpu_memory_peak=_higher(self.gpu_memory, earlier.gpu_memory_peak if shared == earlier.gpu_shared else None),
             gpu_shared=shared,
+            gpu_xid=self.gpu_xid if self.gpu_xid is not None else earlier.gpu_xid,
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -64,11 +85,31 @@ class Gauges:
         """Malformed values count as unknown, because user code can write into the job's directory."""
         if not isinstance(value, dict):
             return Gauges()
-        words = ("gpu_shared", "place")
-        numbers = {field.name: _whole(value.get(field.name)) for field in fields(Gauges) if field.name not in words}
-        place = value.get("place")
-        told = place[:PLACE] if isinstance(place, str) else ""
-        return Gauges(**numbers, gpu_shared=value.get("gpu_shared") is True, place=told)
+        names = {field.name for field in fields(Gauges)} - {"gpu_shared"}
+        numbers = {name: _whole(value.get(name)) for name in names - _WORDS.keys()}
+        words = {name: told[:most] for name, most in _WORDS.items() if isinstance(told := value.get(name), str)}
+        return Gauges(**numbers, **words, gpu_shared=value.get("gpu_shared") is True)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What goes over a network interface of a host, for any process. Bytes per second."""
+
+    received: int
+    sent: int
+
+    def to_json(self) -> dict[str, int]:
+        return asdict(self)
+
+    @staticmethod
+    def of_host(value: Any) -> dict[str, Traffic]:
+        """By interface. Malformed ones are left out, because user code can write into the job's directory."""
+        found = {}
+        for name, told in value.items() if isinstance(value, dict) else ():
+            rates = [_whole(told.get(way)) for way in ("received", "sent")] if isinstance(told, dict) else [None]
+            if None not in rates and len(name) <= _NAME:
+                found[name] = Traffic(*(rate or 0 for rate in rates))
+        return dict(list(found.items())[:_INTERFACES])
 
 
 def rounded(value: float, digits: int) -> int:

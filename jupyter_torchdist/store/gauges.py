@@ -5,12 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from ..protocol import codec
 from ..protocol.disk import open_plain
-from ..protocol.gauges import Gauges
+from ..protocol.gauges import NETWORK, Gauges, Traffic
 from ..protocol.paths import JobPaths, is_safe
 from . import metrics
 
@@ -30,14 +29,18 @@ class GaugeFiles:
 
     def __init__(self, paths: JobPaths) -> None:
         self._paths = paths
-        self._nodes: dict[Path, tuple[tuple[int, int], dict[int, Gauges]]] = {}
+        self._nodes: dict[str, tuple[tuple[int, int], Any]] = {}
         self.latest: dict[int, Gauges] = {}
         """Gauges by rank, as read by the last ``look``."""
+        self.network: dict[str, dict[str, Traffic]] = {}
+        """By node and interface."""
 
     def look(self) -> None:
-        changed = [self._look_at(self._paths.node(name).gauges) for name in self._names()]
+        changed = [self._look_at(name) for name in self._names()]
         if any(changed):
-            self.latest = {rank: gauges for _, node in self._nodes.values() for rank, gauges in node.items()}
+            files = {name: value for name, (_, value) in self._nodes.items()}
+            self.latest = {rank: gauges for value in files.values() for rank, gauges in _by_rank(value).items()}
+            self.network = {name: Traffic.of_host(value.get(NETWORK)) for name, value in files.items()}
 
     def _names(self) -> list[str]:
         try:
@@ -45,23 +48,25 @@ class GaugeFiles:
         except OSError:
             return []
 
-    def _look_at(self, path: Path) -> bool:
+    def _look_at(self, name: str) -> bool:
+        path = self._paths.node(name).gauges
         try:
             status = path.stat()
             version = status.st_mtime_ns, status.st_ino
-            if version == self._nodes.get(path, ((0, 0), {}))[0]:
+            if version == self._nodes.get(name, ((0, 0), {}))[0]:
                 return False
             with open_plain(path) as file:
-                self._nodes[path] = version, _parsed(file.read(_MOST))
+                self._nodes[name] = version, _parsed(file.read(_MOST))
         except OSError:
             return False
         return True
 
 
-def _parsed(data: bytes) -> dict[int, Gauges]:
-    """Damaged data gives no gauges: user code can write into the job's directory."""
+def _parsed(data: bytes) -> dict[str, Any]:
+    """Damaged data is an empty file: user code can write into the job's directory."""
     with contextlib.suppress(ValueError, RecursionError):
-        return _by_rank(codec.loads(data))
+        value = codec.loads(data)
+        return value if isinstance(value, dict) else {}
     return {}
 
 

@@ -174,6 +174,17 @@ export interface Gauges {
   gpu_clock: number | null;
   /** Degrees Celsius. */
   gpu_temperature: number | null;
+  /** Why its clock is lower than it could be: `heat, its power limit`. */
+  gpu_slowed: string;
+  /** Errors of its memory that could not be corrected, since the rank was looked at first. */
+  gpu_errors: number | null;
+  /** The last error (Xid) that the driver has reported of it. */
+  gpu_xid: number | null;
+  /** Bytes per second over all its NVLinks. */
+  nvlink_received: number | null;
+  nvlink_sent: number | null;
+  /** How often its NVLinks sent again or started again, since the rank was looked at first. */
+  nvlink_errors: number | null;
   /** How often its main thread was looked at during the last minute; the next three are per cent of that. */
   looks: number | null;
   /** It waited in a collective; unknown with NCCL, whose collectives run on the GPU. */
@@ -184,6 +195,12 @@ export interface Gauges {
   network: number | null;
   /** The user's line at which it was most often, when it did not wait: `Cell In[3], line 6`. */
   place: string;
+}
+
+/** What goes over a network interface of a host, for any process. Bytes per second. */
+export interface Traffic {
+  received: number;
+  sent: number;
 }
 
 /** One field for each option, with its default. */
@@ -462,6 +479,7 @@ export interface Tracked {
 /** Data that changes often. A server that is older than the page does not send the fields of `_Newer`. */
 export interface Status {
   gauges?: Record<string, Gauges>;
+  network?: Record<string, Record<string, Traffic>>;
   samples?: number | null;
   tracked?: Tracked[];
   findings?: Finding[];

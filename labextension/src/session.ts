@@ -1,5 +1,6 @@
 /** One job as a view sees it: what its feed said, folded. Transport losses, repeats and gaps end here. */
 import { LineQueue } from './linequeue';
+import { LoadHistory } from './loadhistory';
 import { LogStore } from './logstore';
 import { VERSION, type Captured, type JobSpec, type JobState, type Plan } from './protocol';
 import type { Answers, FromFeed, JobSource, Question, Status, ToFeed } from './source';
@@ -45,6 +46,8 @@ const LINES_BEHIND_MS = 40;
 
 export class JobSession {
   readonly logs = new LogStore();
+  /** What hosts and GPUs did while this page was open. */
+  readonly load = new LoadHistory();
   private readonly lines = new LineQueue(this.logs);
 
   private _connection: Connection = 'connecting';
@@ -236,6 +239,7 @@ export class JobSession {
         break;
       case 'status':
         this._status = message;
+        this.load.take(message, this._hello?.plan ?? null, Date.now() / 1000);
         this.changes.add('status');
         break;
       case 'answer':

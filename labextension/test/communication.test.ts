@@ -1,5 +1,8 @@
-import { beforeEach, describe, expect, it } from 'vitest';
+import { beforeEach, describe, expect, it, vi } from 'vitest';
+import { LoadHistory } from '../src/loadhistory';
+import type { Status } from '../src/source';
 import { CommunicationTab } from '../src/view/communication';
+import { drawing } from '../src/view/loadcharts';
 import { lanes, path, short, summary, under, WIDTH } from '../src/view/lanes';
 import { clock } from '../src/view/format';
 import type { Communication, Entered, Plan, RankState } from '../src/protocol';
@@ -247,5 +250,58 @@ describe('the tab', () => {
     feed.say(status({ findings: [] }));
     await frames();
     expect(page.root.textContent).not.toContain('holds up');
+  });
+});
+
+describe('the charts', () => {
+  const network = (received: number) => ({ network: { box: { eth0: { received, sent: 2_000_000 } } } });
+
+  /** What the page saw, two seconds apart. */
+  async function seen(...statuses: Partial<Status>[]): Promise<void> {
+    vi.useFakeTimers({ toFake: ['Date'] });
+    const { session, feed } = await played(page.signal, hello(aState([aRank(0), aRank(1)])));
+    new CommunicationTab(page.root, session, page.signal, () => undefined).show();
+    for (const one of statuses) {
+      feed.say(status(one));
+      vi.setSystemTime(Date.now() + 2500);
+    }
+    await frames();
+    vi.useRealTimers();
+  }
+
+  it('draws what went over the network, and what GPUs did', async () => {
+    const gpu = { gauges: { '0': { gpu: 40 }, '1': { gpu: 90 } } } as unknown as Partial<Status>;
+    await seen(network(1_000_000), { ...network(4_000_000), ...gpu });
+    expect(texts('.td-load figcaption')).toEqual(['network, boxup to 4 MB/s', 'GPU use, boxup to 100 %']);
+    expect(texts('.td-load .td-legend-item')).toEqual([
+      'eth0 received 4 MB/s',
+      'eth0 sent 2 MB/s',
+      'rank 0 40 %',
+      'rank 1 90 %'
+    ]);
+    expect(page.root.querySelector('.td-load path')!.getAttribute('d')).toBe('M0 75L1000 0');
+  });
+
+  it('has none where the network is idle and there is no GPU', async () => {
+    await seen({}, {}, { network: {} });
+    expect(page.root.querySelector('.td-load')).toBeNull();
+    expect(page.root.textContent).not.toContain('Network and GPUs');
+  });
+
+  it('has a gap where an interface was not told, and keeps five minutes', () => {
+    const history = new LoadHistory();
+    const say = (more: Partial<Status>, t: number) => history.take(status(more) as unknown as Status, PLAN, t);
+    say(network(10), 0);
+    say(network(20), 1);
+    say({}, 2);
+    say(network(30), 4);
+    expect(history.times).toEqual([0, 2, 4]);
+    expect(history.lines[0]!.values).toEqual([20, NaN, 30]);
+    expect(drawing(history.lines[0]!.values, 40)).toBe('M0 50M1000 25');
+    for (let t = 6; t < 1000; t += 2) {
+      say(network(30), t);
+    }
+    expect(history.times).toHaveLength(150);
+    expect(history.lines[1]!.values).toHaveLength(150);
   });
 });

@@ -17,12 +17,13 @@ from jupyter_torchdist.feed import Feed, pace
 from jupyter_torchdist.feed import feed as module
 from jupyter_torchdist.feed.cancel import cancel
 from jupyter_torchdist.feed.rerun import command
+from jupyter_torchdist.node.gauges import Board
 from jupyter_torchdist.protocol import codec
 from jupyter_torchdist.protocol.bundle import Captured
 from jupyter_torchdist.protocol.errors import JobNotFound
 from jupyter_torchdist.protocol.events import Event
 from jupyter_torchdist.protocol.feed import MESSAGE_BYTES, RATE, UNSEEN, VERSION
-from jupyter_torchdist.protocol.gauges import Gauges
+from jupyter_torchdist.protocol.gauges import Gauges, Traffic
 from jupyter_torchdist.protocol.paths import Home, JobPaths
 from jupyter_torchdist.protocol.process import ProcessId
 from jupyter_torchdist.protocol.spec import Options, parse_options
@@ -199,6 +200,15 @@ def test_not_too_often_and_never_too_much(job: FakeJob) -> None:
     sizes = {name: log.size() for name, log in view.feed._logs.items()}
     ends = {part["file"]: part["end"] for message in view.of("lines") for part in message["segments"]}
     assert ends == sizes
+
+
+def test_what_goes_over_the_network_of_hosts_is_told(job: FakeJob) -> None:
+    view = View(job).open().poll()
+    assert view.of("status")[-1]["network"] == {}
+    job.takes(rank0=Gauges(97))
+    Board(job.paths, "node0").write({}, {"eth0": Traffic(5, 7)})
+    view.poll()
+    assert view.of("status")[-1]["network"] == {"node0": {"eth0": {"received": 5, "sent": 7}}}
 
 
 def test_what_ranks_take_is_told_when_it_changes(job: FakeJob) -> None:

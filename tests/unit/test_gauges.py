@@ -14,7 +14,8 @@ import pytest
 from jupyter_torchdist.node.gauges import Board, GaugeWatch, Look, Subject
 from jupyter_torchdist.node.nodejob import NodeJob
 from jupyter_torchdist.protocol import codec
-from jupyter_torchdist.protocol.gauges import Gauges, rounded
+from jupyter_torchdist.protocol.gauges import Gauges, Traffic, rounded
+from jupyter_torchdist.protocol.machine.interfaces import Interfaces
 from jupyter_torchdist.protocol.paths import Home, JobPaths
 from jupyter_torchdist.protocol.plan import NodePlan
 from jupyter_torchdist.protocol.process import ProcessId
@@ -74,6 +75,7 @@ Machine = Callable[..., Ask]
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
     """Looks at this process as a rank with this or that GPU, of a machine whose NVML is compiled so."""
     look = Look()
+    clock = [0.0]
 
     def machine(**defines: int) -> Ask:
         monkeypatch.setenv("TORCHDIST_NVML", str(compiled(tmp_path, PROCESSES=0, USE=87, **defines)))
@@ -81,7 +83,8 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine
 
     def ask(gpu: str) -> Gauges:
         me = Subject("j", 0, ProcessId.mine(), gpu)
-        return look.at([me], 1.0)[me].gauges
+        clock[0] += 2.0
+        return look.at([me], clock[0])[me].gauges
 
     yield machine
     look.close()
@@ -98,6 +101,35 @@ def test_a_gpu_and_what_the_rank_holds_on_it(machine: Machine) -> None:
 def test_its_clock_and_temperature(machine: Machine) -> None:
     found = machine(CLOCK=1980)("GPU-101")
     assert (found.gpu_clock, found.gpu_temperature) == (1981, 71), "of the multiprocessors, of the chip"
+
+
+@pytest.mark.parametrize(
+    ("bits", "words"),
+    [(0x1, ""), (0x22, "heat"), (0x44, "heat, its power limit"), (0x88, "the power supply"), (0x100, "")],
+)
+def test_what_slows_it(machine: Machine, bits: int, words: str) -> None:
+    assert machine(SLOWED=bits)("GPU-101").gpu_slowed == words
+
+
+def test_errors_count_from_the_first_look_at_the_rank(machine: Machine) -> None:
+    ask = machine(ERRORS=2)
+    assert [ask("GPU-101").gpu_errors for _ in range(3)] == [0, 2, 4]
+
+
+def test_what_goes_over_its_nvlinks(machine: Machine) -> None:
+    ask = machine(LINKS=1_000_000)
+    assert (ask("GPU-101").nvlink_received, ask("GPU-101").nvlink_errors) == (None, 1)
+    found = ask("GPU-101")
+    assert (found.nvlink_received, found.nvlink_sent) == (rounded(512e6, 2), rounded(1024e6, 2)), "KiB in two seconds"
+    assert found.nvlink_errors == 2, "one of the two counters is not there"
+
+
+def test_an_error_that_the_driver_reports_stays_known(machine: Machine) -> None:
+    ask = machine(XID=79)
+    first, second = ask("GPU-101"), ask("GPU-101")
+    assert [first.gpu_xid, second.gpu_xid] == [79, None]
+    assert second.after(first).gpu_xid == 79
+    assert first.gpu_slowed == "", "this library does not tell"
 
 
 def test_where_processes_are_not_told_the_whole_gpu_is(machine: Machine) -> None:
@@ -128,6 +160,85 @@ def test_a_gpu_that_does_not_answer_costs_its_own_numbers_alone(machine: Machine
     found = machine(**defines)("GPU-101")
     assert (found.gpu, found.gpu_memory, found.gpu_total) == (None, None, None)
     assert found.memory
+
+
+# -- the network
+
+HEAD = "Inter-|   Receive  |  Transmit\n face |bytes packets errs drop fifo frame compressed multicast|bytes packets\n"
+AROUND = " 1 0 0 0 0 0 0 "
+
+
+class Wires:
+    """The kernel's files for two interfaces and one InfiniBand port, written by hand."""
+
+    def __init__(self, directory: Path) -> None:
+        self._devices, self._ports = directory / "dev", directory / "infiniband"
+        self.interfaces = Interfaces(self._devices, self._ports)
+
+    def at(self, now: float, words: int = 0, **moved: tuple[int, int]) -> dict[str, Traffic]:
+        """A look at ``now``. ``moved``: bytes received and sent since the machine's start; ``words`` of the port."""
+        lines = [
+            f"{name:>6}: {into}{AROUND}{out}{AROUND}0" for name, (into, out) in {"lo": (9**9, 9**9), **moved}.items()
+        ]
+        self._devices.write_text(HEAD + "\n".join(lines) + "\n")
+        counters = self._ports / "mlx5_0" / "ports" / "1" / "counters"
+        counters.mkdir(parents=True, exist_ok=True)
+        for way in ("rcv", "xmit"):
+            (counters / f"port_{way}_data").write_text(f"{words}\n")
+        return self.interfaces.look(now)
+
+
+def test_what_goes_over_the_interfaces_that_are_busy(tmp_path: Path) -> None:
+    wires = Wires(tmp_path)
+    assert wires.at(10.0, eth0=(1000, 0), docker0=(5, 5)) == {}, "one look tells no rate"
+    assert wires.at(12.0, eth0=(2_469_000, 500), docker0=(5, 5)) == {"eth0": Traffic(1_200_000, 250)}
+    assert wires.at(14.0, eth0=(2_469_000, 500), docker0=(5, 5)) == {"eth0": Traffic(0, 0)}, "it was busy"
+    assert wires.at(16.0, eth0=(3, 3), docker0=(5, 5), new0=(9**9, 0)) == {"eth0": Traffic(0, 0)}, "a reset"
+
+
+def test_an_infiniband_port_counts_words_of_four_bytes(tmp_path: Path) -> None:
+    wires = Wires(tmp_path)
+    wires.at(1.0)
+    assert wires.at(2.0, words=1_000_000) == {"mlx5_0:1": Traffic(4_000_000, 4_000_000)}
+
+
+@pytest.mark.parametrize("text", ["", "a\nb\n", HEAD + "eth0: x 1\n", HEAD + "eth0\n", HEAD + "\0: 1\n"])
+def test_counters_that_cannot_be_read(tmp_path: Path, text: str) -> None:
+    (tmp_path / "dev").write_text(text)
+    interfaces = Interfaces(tmp_path / "dev", tmp_path / "none")
+    assert [interfaces.look(now) for now in (1.0, 2.0)] == [{}, {}]
+    assert Interfaces(tmp_path / "missing").look(1.0) == {}
+
+
+def test_the_counters_of_this_machine(tmp_path: Path) -> None:
+    interfaces = Interfaces()
+    interfaces.look(1.0)
+    assert "lo" not in interfaces.look(2.0)
+
+
+def test_the_traffic_is_in_the_nodes_file_and_told(job: FakeJob) -> None:
+    job.takes(rank0=Gauges(10, 500))
+    board = Board(job.paths, "node0")
+    board.write({0: Gauges(10, 500)}, {"eth0": Traffic(5, 7)})
+    reader = files.GaugeFiles(job.paths)
+    reader.look()
+    assert (reader.latest, reader.network) == ({0: Gauges(10, 500, 500)}, {"node0": {"eth0": Traffic(5, 7)}})
+    before = job.paths.node("node0").gauges.stat().st_ino
+    board.write({0: Gauges(10, 500)}, {"eth0": Traffic(5, 7)})
+    assert job.paths.node("node0").gauges.stat().st_ino == before
+    board.write({0: Gauges(10, 500)}, {})
+    reader.look()
+    assert reader.network == {"node0": {}}
+    Board(job.paths, "node0").write({0: Gauges(9, 400)})
+    assert files.read(job.paths)[0].memory_peak == 500, "the next agent reads the file, too"
+
+
+@pytest.mark.parametrize(
+    "value",
+    [None, [], {"eth0": 7}, {"eth0": {"received": 1}}, {"eth0": {"received": -1, "sent": 2**60}}, {"x" * 99: {}}],
+)
+def test_traffic_that_is_malformed(value: Any) -> None:
+    assert Traffic.of_host(value) == {}
 
 
 # -- the agent's side

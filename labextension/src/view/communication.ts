@@ -6,6 +6,7 @@ import { make } from './dom';
 import { because } from './finding';
 import { hostOf } from './format';
 import { HostMap } from './hostmap';
+import { LoadCharts } from './loadcharts';
 import { facts } from './table';
 import { Timeline } from './timeline';
 import { trans } from './translate';
@@ -19,6 +20,7 @@ export class CommunicationTab {
   private readonly plan = make('div');
   private readonly map: HostMap;
   private readonly timeline: Timeline;
+  private readonly charts = new LoadCharts();
   private visible = false;
   private shown = '';
   private shownPlan: Plan | null = null;
@@ -36,8 +38,8 @@ export class CommunicationTab {
   ) {
     this.map = new HostMap(session, signal, toLog);
     this.timeline = new Timeline(() => void this.record(), signal);
-    const { late, plan, map, timeline } = this;
-    element.append(make('div.td-page', {}, late, plan, map.element, timeline.element, ask()));
+    const { late, plan, map, timeline, charts } = this;
+    element.append(make('div.td-page', {}, late, plan, map.element, timeline.element, charts.element, ask()));
     session.onChange(changes => (changes.has('state') || changes.has('status')) && this.draw(), signal);
   }
 
@@ -64,6 +66,7 @@ export class CommunicationTab {
         this.plan.replaceChildren(planned(plan));
       }
       this.map.draw(plan, this.told?.transports ?? null);
+      this.charts.draw(this.session.load, plan);
       this.timeline.draw(this.told, !isFinal(state), this.busy, this.said);
     }
     if (hello && this.asked !== isFinal(state)) {

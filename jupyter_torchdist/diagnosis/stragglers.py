@@ -85,4 +85,5 @@ def _card(rank: int, known: Mapping[int, Gauges]) -> str:
     others = [one.gpu_clock for number, one in known.items() if number != rank and one.gpu_clock is not None]
     heat = "" if told.gpu_temperature is None else f" at {told.gpu_temperature} °C"
     beside = f", the others {round(median(others))} MHz" if others else ""
-    return f"; its GPU has {told.gpu_clock} MHz{heat}{beside}"
+    slowed = f", slowed by {told.gpu_slowed}" if told.gpu_slowed else ""
+    return f"; its GPU has {told.gpu_clock} MHz{heat}{beside}{slowed}"

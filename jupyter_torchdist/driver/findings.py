@@ -11,7 +11,7 @@ from ..protocol.paths import JobPaths
 from ..protocol.plan import Plan
 from ..protocol.spec import JobSpec
 from ..protocol.state import JobState
-from ..store import logs
+from ..store import gauges, logs
 
 TOLD = ("user-exception", "rank-exited", "segfault", "remote-exit", "undetermined")
 """What the exception or the end of the first rank says itself."""
@@ -19,18 +19,21 @@ TOLD = ("user-exception", "rank-exited", "segfault", "remote-exit", "undetermine
 MOST = 3
 
 
-def of(paths: JobPaths, state: JobState) -> list[dict[str, Any]]:
+def of(paths: JobPaths, plan: Plan, state: JobState) -> list[dict[str, Any]]:
     """At most ``MOST``, as JSON. None when a log cannot be read. Of a job that stalled: who held up the others."""
-    from ..diagnosis import ours  # most jobs end well, and need no catalogue
+    from ..diagnosis import cards, ours  # most jobs end well, and need no catalogue
 
     if state.stall is not None:
         return [state.stall.finding.to_json()]
     try:
-        found = ours.diagnose(logs.evidence(paths), state)
+        found = [*cards.broken(state, plan, gauges.read(paths)), *ours.diagnose(logs.evidence(paths), state)]
     except OptionError:
         return []
-    untold = [finding for finding in found if finding.severity == "fault" and finding.code not in TOLD]
-    return [finding.to_json() for finding in untold[:MOST]]
+    untold: dict[tuple[str, int | None], Finding] = {}
+    for finding in found:
+        if finding.severity == "fault" and finding.code not in TOLD:
+            untold.setdefault((finding.code, finding.rank), finding)
+    return [finding.to_json() for finding in list(untold.values())[:MOST]]
 
 
 def of_stall(plan: Plan, spec: JobSpec, state: JobState, at_work: Collection[int]) -> dict[str, Any]:

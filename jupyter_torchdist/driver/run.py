@@ -264,7 +264,7 @@ class Driver:
             started = len(self._state.ranks) == self._plan.world_size
             words = "" if started else findings.of_launchers(self._paths, self._plan)
             reason = "\n".join([reason, *dict.fromkeys(self._errors.values()), words])
-        causes = end.findings or (findings.of(self._paths, self._state) if end.state == "failed" else [])
+        causes = end.findings or (findings.of(self._paths, self._plan, self._state) if end.state == "failed" else [])
         for came in filter(None, [link.came() for link in self._links]):
             self._say("job.note", text=came)
         self._say("job.ended", state=end.state, reason=reason.strip(), first_failure=end.first_failure, findings=causes)

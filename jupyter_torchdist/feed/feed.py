@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from ..diagnosis import stragglers
+from ..diagnosis import live
 from ..protocol.errors import TorchDistError, UserError
 from ..protocol.feed import (
     MESSAGE_BYTES,
@@ -277,7 +277,7 @@ class Feed:
             return []
         self._told = now
         state = self._states.state
-        late = stragglers.of(state, self._plan, self._spec, self._gauges.latest)
+        late = live.of(state, self._plan, self._spec, self._gauges.latest)
         gauges = self._gauges
         effective = self._effective or state.state
         found = status.of(effective, self._curves, gauges.latest, self._tracked, late, gauges.network)

@@ -8,6 +8,9 @@ from typing import Any
 PLACE = 200
 """Characters of a place at most."""
 
+POWER_LIMIT = "its power limit"
+"""Of ``Gauges.gpu_slowed``: a GPU at work is often at it."""
+
 _WORDS = {"place": PLACE, "gpu_slowed": 80}
 """Fields of ``Gauges`` that are words, with their characters at most."""
 

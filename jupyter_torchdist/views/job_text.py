@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from operator import attrgetter
 from typing import Protocol
 
-from ..diagnosis import stragglers
+from ..diagnosis import live
 from ..protocol.bundle import Manifest
 from ..protocol.feed import Wait
 from ..protocol.gauges import Gauges
@@ -240,7 +240,7 @@ def job_page(
     """
     parts = ["\n".join([title(state), headline(state, now), *waiting_lines(state, now)])]
     if plan and spec and gauges:
-        parts += [f"{one.severity} {one.code}: {one.advice}" for one in stragglers.of(state, plan, spec, gauges)]
+        parts += [f"{one.severity} {one.code}: {one.advice}" for one in live.of(state, plan, spec, gauges)]
     if over := [f"{stage.text} {duration(stage.seconds)}" for stage in state.stages if stage.seconds]:
         parts.append(f"start: {' · '.join(over)}")
     if proved := max((rank.proved for rank in state.ranks.values()), default=0.0):

@@ -6,7 +6,7 @@ import type { Status } from './source';
 const KEPT = 150;
 const PERIOD = 2;
 
-export type Chart = 'network' | 'gpu';
+export type Chart = 'network' | 'gpu' | 'nvlink';
 
 /** One line of a chart. `values` go with `LoadHistory.times`; NaN: not known. */
 export interface LoadLine {
@@ -46,9 +46,15 @@ export class LoadHistory {
     }
     for (const { name, ranks } of plan.nodes) {
       for (const rank of ranks) {
-        const use = status.gauges?.[rank]?.gpu ?? null;
-        if (use !== null) {
-          this.put('gpu', name, String(rank), false, use);
+        const { gpu = null, nvlink_received: received = null, nvlink_sent: sent = null } = status.gauges?.[rank] ?? {};
+        for (const [chart, out, value] of [
+          ['gpu', false, gpu],
+          ['nvlink', false, received],
+          ['nvlink', true, sent]
+        ] as const) {
+          if (value !== null) {
+            this.put(chart, name, String(rank), out, value);
+          }
         }
       }
     }

@@ -270,14 +270,22 @@ describe('the charts', () => {
   }
 
   it('draws what went over the network, and what GPUs did', async () => {
-    const gpu = { gauges: { '0': { gpu: 40 }, '1': { gpu: 90 } } } as unknown as Partial<Status>;
+    const gpu = {
+      gauges: { '0': { gpu: 40 }, '1': { gpu: 90, nvlink_received: 1e9, nvlink_sent: 2e9 } }
+    } as unknown as Partial<Status>;
     await seen(network(1_000_000), { ...network(4_000_000), ...gpu });
-    expect(texts('.td-load figcaption')).toEqual(['network, boxup to 4 MB/s', 'GPU use, boxup to 100 %']);
+    expect(texts('.td-load figcaption')).toEqual([
+      'network, boxup to 4 MB/s',
+      'GPU use, boxup to 100 %',
+      'NVLink, boxup to 2 GB/s'
+    ]);
     expect(texts('.td-load .td-legend-item')).toEqual([
       'eth0 received 4 MB/s',
       'eth0 sent 2 MB/s',
       'rank 0 40 %',
-      'rank 1 90 %'
+      'rank 1 90 %',
+      'rank 1 received 1 GB/s',
+      'rank 1 sent 2 GB/s'
     ]);
     expect(page.root.querySelector('.td-load path')!.getAttribute('d')).toBe('M0 75L1000 0');
   });

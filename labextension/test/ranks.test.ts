@@ -112,6 +112,12 @@ describe('what ranks take', () => {
     waits: null,
     loads: null,
     network: null,
+    gpu_slowed: '',
+    gpu_errors: null,
+    gpu_xid: null,
+    nvlink_received: null,
+    nvlink_sent: null,
+    nvlink_errors: null,
     place: '',
     ...more
   });

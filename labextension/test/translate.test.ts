@@ -89,6 +89,12 @@ const GAUGES = {
   waits: 10,
   loads: 0,
   network: 0,
+  gpu_slowed: 'heat',
+  gpu_errors: 0,
+  gpu_xid: 79,
+  nvlink_received: 1,
+  nvlink_sent: 1,
+  nvlink_errors: 0,
   place: 'Cell In[1], line 3'
 };
 const STATUS = status({

@@ -11,14 +11,18 @@ from typing import Any
 
 import pytest
 
-from jupyter_torchdist.diagnosis import stragglers
+from jupyter_torchdist.diagnosis import live, stragglers
+from jupyter_torchdist.driver import findings
 from jupyter_torchdist.protocol.events import Finding
 from jupyter_torchdist.protocol.gauges import PLACE, Gauges
+from jupyter_torchdist.protocol.paths import Home
 from jupyter_torchdist.protocol.plan import NodePlan, Plan
 from jupyter_torchdist.protocol.spec import JobSpec, Options
 from jupyter_torchdist.protocol.state import JobState, RankState
 from jupyter_torchdist.ranks.streams import pace
 from jupyter_torchdist.ranks.streams.pace import Pace
+from jupyter_torchdist.store import journal
+from jupyter_torchdist.testing import FakeJob
 
 EVEN = Gauges(looks=240, waits=40, loads=5, network=0, place="Cell In[3], line 4")
 SPEC = JobSpec("job", "cell", "for x in loader:\n    step(x)\n", "Cell In[3]", 3, Options(), 0.0)
@@ -35,7 +39,7 @@ def found(gauges: dict[int, Gauges], hosts: int = 1, gpus: int = 0, **more: Any)
     plan = Plan("job", world, "gloo", tuple(nodes), False, None, None, 5.0)
     ranks = {rank: RankState(rank, host=f"box{rank // size}", state="running") for rank in range(world)}
     state = replace(JobState("job", state="running", world_size=world, ranks=ranks), **more)
-    return stragglers.of(state, plan, SPEC, gauges)
+    return live.of(state, plan, SPEC, gauges)
 
 
 def test_the_rank_that_hardly_waits_is_named_with_its_line() -> None:
@@ -82,6 +86,50 @@ def test_with_nccl_only_the_input_tells() -> None:
 def test_the_worst_are_named_first() -> None:
     gauges = dict.fromkeys(range(10), EVEN) | {rank: replace(EVEN, waits=rank) for rank in (1, 3, 5, 7)}
     assert [one.rank for one in found(gauges)] == [1, 3, 5]
+
+
+CARD = Gauges(gpu=90, gpu_total=80, gpu_clock=1200, gpu_temperature=91)
+
+
+def test_a_gpu_that_is_slowed_down_by_heat() -> None:
+    [one] = found({0: CARD, 1: replace(CARD, gpu_slowed="heat, its power limit")}, gpus=2)
+    assert (one.code, one.severity, one.rank) == ("gpu-slowed", "warning", 1)
+    assert one.sentence == "Rank 1 (GPU 1) has a GPU that is slowed down by heat: 1200 MHz at 91 °C."
+    assert found({0: CARD, 1: replace(CARD, gpu_slowed="its power limit")}, gpus=2) == [], "common at full load"
+
+
+@pytest.mark.parametrize(
+    ("told", "code"),
+    [
+        (replace(CARD, gpu_xid=79), "gpu-off-bus"),
+        (Gauges(gpu_xid=79), "gpu-off-bus"),
+        (replace(CARD, gpu_xid=94), "gpu-ecc"),
+        (replace(CARD, gpu_xid=74), "nvlink-error"),
+        (replace(CARD, gpu_errors=1), "gpu-ecc"),
+    ],
+)
+def test_a_gpu_that_fails(told: Gauges, code: str) -> None:
+    [one] = found({0: CARD, 1: told}, hosts=2, gpus=1)
+    assert (one.code, one.severity, one.rank, one.node) == (code, "fault", 1, "box1")
+    assert one.sentence.startswith("Rank 1 (box1, GPU 0) ")
+    assert (f"Xid {told.gpu_xid}" in one.sentence) == (told.gpu_xid is not None)
+
+
+def test_a_job_that_failed_is_told_that_its_gpu_did(tmp_path: Path) -> None:
+    with FakeJob(Home(tmp_path), ranks=2) as job:
+        job.running().takes(rank0=CARD, rank1=replace(CARD, gpu_xid=79))
+        job.rank(0).prints("CUDA error: uncorrectable ECC error encountered\n", "err")
+        job.rank(1).failed(RuntimeError("GPU has fallen off the bus"))
+        job.ended("failed", first_failure=1)
+        told = findings.of(job.paths, job.plan, journal.state(job.paths))
+    assert (told[0]["code"], told[0]["rank"]) == ("gpu-off-bus", 1)
+    assert "Xid 79" in told[0]["sentence"]
+    assert len({(one["code"], one["rank"]) for one in told}) == len(told), "what the log says, too, is said once"
+
+
+def test_nothing_is_said_of_errors_that_mean_nothing_nor_after_the_end() -> None:
+    assert found({0: replace(CARD, gpu_xid=43), 1: replace(CARD, gpu_errors=0)}, gpus=2) == []
+    assert found({0: replace(CARD, gpu_xid=79)}, gpus=1, state="failed") == []
 
 
 def test_a_rank_tells_what_its_main_thread_does(tmp_path: Path) -> None:

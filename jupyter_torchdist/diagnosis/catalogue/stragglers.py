@@ -31,4 +31,13 @@ KINDS = (
         "`%dist profile JOB` shows a step of all ranks.",
         severity="warning",
     ),
+    Kind(
+        "gpu-slowed",
+        Order.PERFORMANCE,
+        "{who} has a GPU that is slowed down by {reason}.",
+        "The card lowers its clock to stay within its temperature, or because the power supply asks for it. All ranks "
+        "wait for the slowest.",
+        "`nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER` there; see to cooling and power; use another card meanwhile.",
+        severity="warning",
+    ),
 )

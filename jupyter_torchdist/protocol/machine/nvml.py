@@ -7,6 +7,7 @@ import os
 from types import TracebackType
 from typing import Any
 
+from ..gauges import POWER_LIMIT
 from ..plan import Gpu
 
 Device = ctypes.c_void_p
@@ -25,7 +26,7 @@ _NVLINK_REPLAYS, _NVLINK_RECOVERIES = 52, 59  # NVML_FI_DEV_NVLINK_…_ERROR_COU
 
 _SLOWED = {
     0x60: "heat",  # nvmlClocksEventReasonSwThermalSlowdown, nvmlClocksEventReasonHwThermalSlowdown
-    0x04: "its power limit",  # nvmlClocksEventReasonSwPowerCap
+    0x04: POWER_LIMIT,  # nvmlClocksEventReasonSwPowerCap
     0x80: "the power supply",  # nvmlClocksEventReasonHwPowerBrakeSlowdown
 }
 """What slows a GPU down, by bits. Idle GPUs and clocks that somebody has set are no such reason."""

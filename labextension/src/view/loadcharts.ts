@@ -31,7 +31,7 @@ export class LoadCharts {
     const nodes = plan.nodes.filter(node => lines.some(line => line.node === node.name));
     const charts = nodes.slice(0, HOSTS).flatMap(node => {
       const own = lines.filter(line => line.node === node.name);
-      return (['network', 'gpu'] as const)
+      return (['network', 'gpu', 'nvlink'] as const)
         .map(chart => ({ chart, lines: own.filter(line => line.chart === chart) }))
         .filter(({ lines }) => lines.length > 0)
         .map(({ chart, lines }) => figure(chart, hostOf(node), lines));
@@ -58,7 +58,11 @@ function figure(chart: Chart, host: string, lines: LoadLine[]): HTMLElement {
     setAttribute(path, 'style', `stroke: var(--td-curve-${index % COLOURS})`);
     svg.append(path);
   });
-  const words = chart === 'gpu' ? trans('GPU use, %1', host) : trans('network, %1', host);
+  const words = {
+    network: trans('network, %1', host),
+    gpu: trans('GPU use, %1', host),
+    nvlink: trans('NVLink, %1', host)
+  };
   const items = shown.map((line, index) => {
     const swatch = make('span.td-swatch', { style: `background: var(--td-curve-${index % COLOURS})` });
     return make('span.td-legend-item', {}, swatch, `${nameOf(line)} ${worded(chart, latest(line))}`);
@@ -67,7 +71,12 @@ function figure(chart: Chart, host: string, lines: LoadLine[]): HTMLElement {
   return make(
     'figure.td-load',
     {},
-    make('figcaption', {}, make('span', {}, words), make('span.td-soft', {}, trans('up to %1', worded(chart, top)))),
+    make(
+      'figcaption',
+      {},
+      make('span', {}, words[chart]),
+      make('span.td-soft', {}, trans('up to %1', worded(chart, top)))
+    ),
     svg,
     make('div.td-legend', {}, ...items, more > 0 && plural('and %1 more', 'and %1 more', more))
   );
@@ -93,6 +102,9 @@ export function drawing(values: readonly number[], top: number): string {
 function nameOf({ chart, name, sent }: LoadLine): string {
   if (chart === 'gpu') {
     return trans('rank %1', name);
+  }
+  if (chart === 'nvlink') {
+    return sent ? trans('rank %1 sent', name) : trans('rank %1 received', name);
   }
   return sent ? trans('%1 sent', name) : trans('%1 received', name);
 }

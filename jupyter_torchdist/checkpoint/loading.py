@@ -93,13 +93,14 @@ class Opened:
         }
 
 
-def open_latest(directory: Path, nothing: str) -> Opened | None:
+def open_latest(directory: Path, nothing: str, since: float = 0.0) -> Opened | None:
     """Open the checkpoint that ``load`` would choose, the same on all ranks. If there is none: returns None if
-    ``nothing`` is empty, else raises ``CheckpointError`` with this message."""
+    ``nothing`` is empty, else raises ``CheckpointError`` with this message. ``since``: there is none that was complete
+    before this time, in seconds since the epoch."""
     saving.wait()
     ranks = all_ranks()
     directory = directory.absolute()
-    path = ranks.by_first(lambda: _choose(directory, nothing))
+    path = ranks.by_first(lambda: _choose(directory, nothing, since))
     if path is None:
         return None
     opened: list[Opened] = []
@@ -107,7 +108,10 @@ def open_latest(directory: Path, nothing: str) -> Opened | None:
     return opened[0]
 
 
-def _choose(directory: Path, nothing: str) -> Path | None:
+def _choose(directory: Path, nothing: str, since: float) -> Path | None:
+    if since:  # of this package alone
+        path = directories.latest(directory)
+        return path if path and (path / directories.MANIFEST).stat().st_mtime >= since else None
     if (directory / directories.MANIFEST).exists():
         return directory
     if (path := directories.latest(directory)) is not None:

@@ -121,6 +121,8 @@ class Job:
         if end <= offset and self.paths.summary.exists():
             state = journal.state(self.paths)
         self._seen = (state, end)
+        if state.world_size != self.plan.world_size:  # an attempt on fewer hosts
+            self.plan = jobdir.read_plan(self.paths)
         return state
 
     @property

@@ -22,9 +22,8 @@ LOOK_SECONDS = 1.0
 class Engine:
     """``say`` writes an event into the journal: a token at once, a state whenever it changes."""
 
-    def __init__(self, find: Callable[[], Launcher], plan: Plan, say: Callable[..., None]) -> None:
+    def __init__(self, find: Callable[[], Launcher], say: Callable[..., None]) -> None:
         self._find = find
-        self._plan = plan
         self._say = say
         self._submission: Submission | None = None
         self._looked = float("-inf")
@@ -53,17 +52,17 @@ class Engine:
         (node, *others), gpus = plan.nodes, self.state.gpus
         return replace(plan, nodes=(replace(node, gpus=gpus), *others)) if gpus else plan
 
-    def submit(self, attempt: int) -> Submission:
+    def submit(self, plan: Plan, attempt: int) -> Submission:
         """A new submission, unless one lasts. That of an earlier attempt is cancelled. Raises ``LaunchError``."""
         if self._submission is not None and getattr(self._submission, "lasts", False):
             return self._follow(self._submission)
         self.cancel()
-        submission = self._find().submit(self._plan, attempt)
+        submission = self._find().submit(plan, attempt)
         if submission.token:
             self._say("job.launched", token=submission.token, attempt=attempt)
         return self._follow(submission)
 
-    def attach(self, events: Sequence[Event]) -> Submission:
+    def attach(self, plan: Plan, events: Sequence[Event]) -> Submission:
         """The submission that an earlier driver wrote into the journal. Raises ``LaunchError``."""
         token: dict[str, Any] = {}
         for event in events:
@@ -72,7 +71,7 @@ class Engine:
             elif event.kind == "job.engine":
                 said = event.data
                 self.state = EngineState(said.get("state", RUNNING), said.get("position"), said.get("reason", ""))
-        return self._follow(self._find().attach(self._plan, token))
+        return self._follow(self._find().attach(plan, token))
 
     def _follow(self, submission: Submission) -> Submission:
         self._submission = submission

@@ -128,6 +128,8 @@ class Again:
     fresh: bool
     restarts: int
     instead: Finish
+    without: frozenset[str] = frozenset()
+    """Nodes that are lost."""
 
 
 Action = Interrupt | AskPlaces | SayStalled | SayResumed | End | Stopping | Finish | Again
@@ -159,12 +161,21 @@ def _again(plan: Plan, state: JobState, standing: AttemptStatus) -> Again | None
     if hung and not plan.fresh and state.attempt == 1 and not _stopped_on_request(standing):
         note = "the forked ranks hung before their first user line; started again with --fresh"
         return Again(note, True, state.restarts, end)
-    wanted = not (_stopped_on_request(standing) or standing.timed_out or standing.expired)
-    if wanted and end.state == "failed" and not standing.missed and state.failures() and state.restarts < plan.restarts:
-        number = state.restarts + 1
-        note = f"{end.reason}; all ranks are started again ({number} of {plan.restarts})"
-        return Again(note, plan.fresh, number, end)
+    stopped = _stopped_on_request(standing) or standing.timed_out or standing.expired
+    if stopped or state.restarts >= plan.restarts or end.state == "succeeded":
+        return None
+    number, left = state.restarts + 1, len(plan.nodes) - len(standing.lost)
+    which = f"{number} of {plan.restarts}"
+    if standing.lost and plan.least_nodes is not None and left >= plan.least_nodes:
+        note = f"{end.reason}; all ranks are started again on the other {_hosts(left)} ({which})"
+        return Again(note, plan.fresh, number, end, standing.lost)
+    if not standing.lost and (standing.missed or (end.state == "failed" and state.failures())):
+        return Again(f"{end.reason}; all ranks are started again ({which})", plan.fresh, number, end)
     return None
+
+
+def _hosts(count: int) -> str:
+    return "host" if count == 1 else f"{count} hosts"
 
 
 def _on_stall(state: JobState, standing: AttemptStatus, now: float) -> list[Action]:

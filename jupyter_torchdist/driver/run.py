@@ -24,12 +24,11 @@ from ..protocol.world import World
 from ..store import journal, liveness
 from ..store.files import publish_json
 from ..store.jobdir import read_manifest, read_plan, read_spec, taken_requests
-from . import crossing, findings, policy, profiles
+from . import again, crossing, findings, policy, profiles, stall
 from .engine import Engine, begun
 from .links import Link
 from .linkselector import LinkSelector
 from .stages import Stages
-from .stall import StallWatch
 from .tracking import Trackers
 
 QUIET_TICK = 0.02
@@ -59,13 +58,10 @@ class Driver:
         self._writer = journal.Writer(paths, self._know)
         self._standing = policy.resumed(self._state)
         self._readers: dict[str, EventReader] = {}
-        """Of event files, by their names."""
         self._errors: dict[str, str] = {}
         """What launchers and agents said of their own failures, by node and kind."""
-        stall = self._state.stall
-        known = None if stall is None else time.monotonic() - (time.time() - stall.since)
-        self._stalls = StallWatch(self._spec.options.stall, known)
-        self._engine = Engine(lambda: find(self._spec.options.launcher), self._plan, self._say)
+        self._stalls = stall.watch(self._spec.options.stall, self._state.stall)
+        self._engine = Engine(lambda: find(self._spec.options.launcher), self._say)
         self._stages = Stages(self._plan, self._say)
         self._trackers = Trackers(paths, self._spec.options.track, world)
         self._links: list[Link] = []
@@ -111,10 +107,11 @@ class Driver:
             self._writer.close()
             self._ears.close()
 
-    def _begin(self, fresh: bool, restarts: int = 0) -> None:
-        self._say("job.starting", attempt=self._attempt, fresh=fresh, restarts=restarts)
+    def _begin(self, fresh: bool, count: int = 0) -> None:
+        size = self._plan.world_size
+        self._say("job.starting", attempt=self._attempt, fresh=fresh, restarts=count, world_size=size)
         self._fresh = fresh
-        self._make_links(self._engine.submit(self._attempt))
+        self._make_links(self._engine.submit(self._plan, self._attempt))
         if not all(link.shared for link in self._links):
             digests = list(dict.fromkeys(blob.digest for blob in read_manifest(self._paths).blobs))
             for link in self._links:
@@ -122,7 +119,7 @@ class Driver:
         self._start(self._links[0])
 
     def _take_up(self) -> None:
-        self._make_links(self._engine.attach(self._submitted), started=True)
+        self._make_links(self._engine.attach(self._plan, self._submitted), started=True)
         self._read_all()
 
     def _make_links(self, submission: Submission, started: bool = False) -> None:
@@ -243,15 +240,17 @@ class Driver:
         self._say("job.stalled", since=time.time() - (now - action.since), finding=finding, ends=ends)
 
     def _again(self, action: policy.Again) -> None:
-        if self._world is None:  # the environment of the ranks went with the first driver
-            self._finish(action.instead)
+        found = again.planned(self._plan, self._spec, self._state, action, self._world)
+        if isinstance(found, policy.Finish):
+            self._finish(found)
             return
         self._say("job.note", text=action.note)
+        self._plan = found
+        publish_json(self._paths.plan, found.to_json())
         self._attempt += 1
-        self._standing = policy.AttemptStatus()
+        self._standing, self._endpoint = policy.AttemptStatus(), None
         self._stalls.forget()
         self._errors.clear()
-        self._endpoint = None
         self._begin(action.fresh, action.restarts)
 
     def _finish(self, end: policy.Finish) -> None:
@@ -336,10 +335,11 @@ class Driver:
 
     def _read_events(self, link: Link, name: str) -> None:
         files, ranks = self._paths.node(link.node.name), link.node.ranks
-        reader = self._readers.get(name) or reader_of(files, ranks, Path(name).name)
-        if reader is None:
+        found = reader_of(files, ranks, Path(name).name)
+        if found is None:
             return
-        self._readers[name] = reader
+        reader = self._readers.setdefault(name, found)
+        reader.source = found.source  # ranks of a later attempt may have other numbers
         refused = reader.refused
         while events := reader.read():
             for event in events:

@@ -5,10 +5,11 @@ Times are in seconds on the driver's monotonic clock.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ..protocol.state import RANK_ENDS, JobState
+from ..protocol.state import RANK_ENDS, JobState, Stall
 
 BEGINNING = 30.0
 """Least seconds for ranks before their first line, whatever ``--stall`` says: a machine may be slow to start them."""
@@ -33,6 +34,11 @@ class Sign:
     progress: float
     work: float
     told: float
+
+
+def watch(floor: float, stall: Stall | None) -> StallWatch:
+    """For a job that stalls already where there is a ``stall``: an earlier driver has said so."""
+    return StallWatch(floor, None if stall is None else time.monotonic() - (time.time() - stall.since))
 
 
 class StallWatch:

@@ -484,8 +484,10 @@ class Agent:
                 job.end(1.0, now)
                 if job.state == "ended":
                     self._remove(name)
-            elif not job.shared and job.going and self._orphans.hopeless(job.paths, job.lease, now):
-                job.end(job.grace, now, f"no driver came for {job.lease:g} s (--lease)\n")
+            elif not job.shared and job.going:
+                gone = self._orphans.hopeless(job.paths, job.lease, now)
+                if why := f"no driver came for {job.lease:g} s (--lease)\n" if gone else job.overdue(now):
+                    job.end(job.grace, now, why)
 
     def _remove(self, name: str, *, shipped: bool = False) -> None:
         """``shipped``: the driver has what the cell wrote."""

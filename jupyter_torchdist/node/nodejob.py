@@ -85,7 +85,7 @@ class NodeJob:
         self._progress = Progress(self.files, self.ranks)
         self._report_at = 0.0
         self._error = ""
-        self._now = time.monotonic()
+        self._now = self._began = time.monotonic()
         self._failed_at = 0.0
         self._look_at = 0.0
         self._terminated: set[ProcessId] = set()
@@ -114,6 +114,11 @@ class NodeJob:
     def lease(self) -> float:
         """Seconds that a job with a replica here goes on without a driver."""
         return self._plan.lease
+
+    def overdue(self, now: float) -> str:
+        """Why the attempt ends although no driver says so; empty if it goes on."""
+        limit = self._plan.timeout
+        return f"ran longer than --timeout {limit:g} s\n" if limit and now - self._began > limit else ""
 
     @property
     def grace(self) -> float:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
 from ..protocol import releases
-from ..protocol.errors import ResourceError
+from ..protocol.errors import OptionError, ResourceError
 from ..protocol.plan import Gpu, Inventory, NodePlan, Plan
 from ..protocol.spec import JobSpec, Options
 from .placing import as_few_as_will_do, places, with_gpus_of_type
@@ -37,6 +37,11 @@ def make_plan(
     """
     options = spec.options
     inventories = _selected(options, inventories, busy or {}, set(own))
+    if options.least_nodes is not None and options.nodes != len(inventories):
+        least, most, there = options.least_nodes, options.nodes, len(inventories)
+        raise OptionError(
+            f"--nodes {least}:{most}, but the job has {there} hosts", f"write --nodes {min(least, there)}:{there}"
+        )
     for inventory in inventories:
         _check_software(inventory, inventories)
     gpus: list[tuple[Gpu, ...]] = [() for _ in inventories]
@@ -71,6 +76,7 @@ def make_plan(
         run_id=options.run_id,
         port=options.port,
         restarts=options.restarts,
+        least_nodes=options.least_nodes,
         virtual_local_rank=options.virtual_local_rank,
         lease=options.lease,
     )

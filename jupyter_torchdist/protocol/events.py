@@ -9,7 +9,7 @@ kind                 data
 ===================  =====================================================================================
 job.submitted        world_size, nodes, name, label
 job.driver           process (ProcessId): a driver took the job; another driver if the first one died
-job.starting         attempt, fresh, restarts: how often the ranks were started again after a failure
+job.starting         attempt, fresh, restarts: how often the ranks were started again after a failure; world_size
 job.launched         token, attempt: the launcher's name for its submission, if it has one
 job.engine           state (queued, running, ended), position, reason: the launcher's report on its submission
 job.stage            text: what the start of a job on hosts waits for; seconds, if it is over
@@ -195,7 +195,7 @@ _NAMES, _PAIRS = tuple[str, ...], tuple[tuple[str, str], ...]
 KINDS: dict[str, Kind] = {
     "job.submitted": Kind((DRIVER,), may={"world_size": int, "job": str, "name": str | None, "label": str}),
     "job.driver": Kind((DRIVER,), {"process": ProcessId}),
-    "job.starting": Kind((DRIVER,), may={"attempt": int, "restarts": int}),
+    "job.starting": Kind((DRIVER,), may={"attempt": int, "restarts": int, "world_size": int}),
     "job.launched": Kind((DRIVER,), may={"token": dict[str, Any], "attempt": int}),
     "job.engine": Kind((DRIVER,), {"state": str}, {"position": int | None, "reason": str}),
     "job.stage": Kind((DRIVER,), {"text": str}, {"seconds": float}),

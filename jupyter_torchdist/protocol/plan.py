@@ -156,6 +156,8 @@ class Plan(Record):
     """The port of the rendezvous store; 0: a free port."""
     restarts: int = 0
     """How often all ranks are started again after a failure."""
+    least_nodes: int | None = None
+    """With how many nodes the job goes on when others are lost. None: all are needed."""
     virtual_local_rank: bool = False
     lease: float = 0.0
     """Seconds that ranks on hosts go on without the driver."""

@@ -15,7 +15,7 @@ from .events import steps
 from .hosts import parse_hosts, parse_setting
 from .strategy import ALONE, NAMES, PRECISIONS
 from .typed import Record
-from .values import count, number, seconds, stall
+from .values import count, node_range, number, seconds, stall
 
 LOCAL = "local"
 """The launcher of this machine."""
@@ -33,6 +33,8 @@ class Options(Record):
     remote: bool = False
     ranks: int | None = None
     nodes: int | None = None
+    least_nodes: int | None = None
+    """MIN of ``--nodes MIN:MAX``: with how many hosts the job goes on when others are lost. None: all are needed."""
     launcher: str = LOCAL
     hosts: tuple[str, ...] = ()
     host_option: tuple[str, ...] = ()
@@ -193,7 +195,13 @@ OPTIONS: tuple[Option, ...] = (
     Option("--gpu-type", "where", "NAME", "only GPUs of this name, such as A10 or h100_80gb", _gpu_type),
     Option("--ranks", "where", "N", "CPU ranks, on Gloo", count),
     Option("--hosts", "where", "A,B:4", "hosts that ssh reaches, each with all its GPUs or N of them", parse_hosts),
-    Option("--nodes", "where", "N", "as many nodes of an engine such as --launcher slurm (default: 1)", count),
+    Option(
+        "--nodes",
+        "where",
+        "N|MIN:MAX",
+        "nodes of an engine such as --launcher slurm (default: 1); MIN:MAX goes on with MIN of MAX --hosts",
+        node_range,
+    ),
     Option("--remote", "where", "", "on as few as will do of --hosts, else of the hosts in torchdist.toml"),
     Option(
         "--host-option",
@@ -291,6 +299,8 @@ def parse_options(line: str | Sequence[str], defaults: Options | None = None) ->
     defaults = defaults or Options()
     for option in (option for option in OPTIONS if option.adds and option.field in chosen):
         chosen[option.field] = (*getattr(defaults, option.field), *chosen[option.field])
+    if "nodes" in chosen:
+        chosen["least_nodes"], chosen["nodes"] = chosen["nodes"]
     options = replace(defaults, **chosen)
     if options.gpus is not None and options.ranks is not None:
         raise OptionError("--gpus and --ranks cannot be used together", "--gpus N for GPU ranks, --ranks N for CPUs")
@@ -298,8 +308,7 @@ def parse_options(line: str | Sequence[str], defaults: Options | None = None) ->
         options = replace(options, launcher=SSH)
     if options.hosts and options.launcher == LOCAL:
         raise OptionError("--launcher local runs on this machine only", "leave --launcher out, or --hosts")
-    if options.nodes is not None and options.launcher in (LOCAL, SSH):
-        raise OptionError("--nodes is for an engine that gives nodes", "add --launcher slurm, or write --hosts")
+    _check_nodes(options)
     if options.gpu_type is not None and options.ranks is not None:
         raise OptionError("--gpu-type is for GPU ranks, --ranks for CPU ranks", "use --gpus N, or leave one out")
     if options.stall_kill and not options.stall:
@@ -307,6 +316,21 @@ def parse_options(line: str | Sequence[str], defaults: Options | None = None) ->
     if options.backend == "nccl" and options.ranks is not None:
         raise OptionError("--backend nccl needs GPUs", "use --gpus N, or leave --backend out")
     return options
+
+
+def _check_nodes(options: Options) -> None:
+    least, most = options.least_nodes, options.nodes
+    if most is None:
+        return
+    if options.launcher == LOCAL or (options.launcher == SSH and least is None):
+        raise OptionError(
+            f"--nodes {most} is for an engine that gives nodes",
+            f"add --launcher slurm, or write --hosts, with which --nodes 1:{most} goes on when hosts are lost",
+        )
+    if least is not None and options.launcher != SSH:
+        raise OptionError(f"--nodes {least}:{most} is for --hosts", f"write --nodes {most}; an engine gives all")
+    if least is not None and not options.restarts:
+        raise OptionError(f"--nodes {least}:{most} starts the ranks again, but --restarts is 0", "add --restarts 3")
 
 
 def _store(chosen: dict[str, Any], option: Option, text: str) -> None:

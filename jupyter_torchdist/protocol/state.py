@@ -220,6 +220,7 @@ def _apply_job(state: JobState, event: Event) -> JobState:
             state="starting",
             attempt=data.get("attempt", 1),
             restarts=data.get("restarts", 0),
+            world_size=data.get("world_size", state.world_size),
             ranks={},
             stall=None,
             reason="",

@@ -38,6 +38,8 @@ class StrategyPlan(Record):
     checkpoint: str | None = None
     """Directory of the automatic checkpoints."""
     resume: bool = False
+    since: float = 0.0
+    """Checkpoints that were complete before this time, in seconds since the epoch, are not resumed."""
     notes: tuple[str, ...] = ()
     """The decisions and their reasons, for ``--plan`` and the receipt."""
 

@@ -15,6 +15,14 @@ def count(text: str) -> int:
     return value
 
 
+def node_range(text: str) -> tuple[int | None, int]:
+    """``4`` is (None, 4), ``2:4`` is (2, 4): at least 2 of 4."""
+    least, colon, most = text.rpartition(":")
+    if not re.fullmatch(r"(\d{1,6}:)?\d{1,6}", text) or int(most) < 1 or (colon and not 1 <= int(least) <= int(most)):
+        raise ValueError("a whole number, or MIN:MAX such as 2:4")
+    return int(least) if colon else None, int(most)
+
+
 def number(text: str) -> int:
     if not re.fullmatch(r"\d{1,6}", text):
         raise ValueError("a whole number, 0 or more")

@@ -210,6 +210,8 @@ export interface Options {
   remote: boolean;
   ranks: number | null;
   nodes: number | null;
+  /** MIN of `--nodes MIN:MAX`: with how many hosts the job goes on when others are lost. None: all are needed. */
+  least_nodes: number | null;
   launcher: string;
   hosts: string[];
   /** Settings of hosts (`protocol/hosts.py`), first from a file, then from the option line. */
@@ -334,6 +336,8 @@ export interface StrategyPlan {
   /** Directory of the automatic checkpoints. */
   checkpoint: string | null;
   resume: boolean;
+  /** Checkpoints that were complete before this time, in seconds since the epoch, are not resumed. */
+  since: number;
   /** The decisions and their reasons, for `--plan` and the receipt. */
   notes: string[];
 }
@@ -359,6 +363,8 @@ export interface Plan {
   port: number;
   /** How often all ranks are started again after a failure. */
   restarts: number;
+  /** With how many nodes the job goes on when others are lost. None: all are needed. */
+  least_nodes: number | null;
   virtual_local_rank: boolean;
   /** Seconds that ranks on hosts go on without the driver. */
   lease: number;

@@ -188,6 +188,7 @@ function applyJob(state: JobState, event: Event): JobState {
         state: 'starting',
         attempt: get(event, 'attempt', 1),
         restarts: get(event, 'restarts', 0),
+        world_size: get(event, 'world_size', state.world_size),
         reason: '',
         ranks: {},
         stall: null

@@ -344,7 +344,8 @@ def full_view(door: str) -> Iterator[Row]:
             scene.page.reload()
             scene.page.wait_for_selector(".td-view[data-connection='live']", timeout=60_000)
             time.sleep(5)
-            notebook.cell(cell).evaluate("cell => cell.scrollIntoView({ block: 'end' })")  # JupyterLab hides cells far away
+            # JupyterLab hides cells far away.
+            notebook.cell(cell).evaluate("cell => cell.scrollIntoView({ block: 'end' })")
             again = notebook.view(cell).locator("visible=true")
             click(again.get_by_role("tab", name="Logs"))
             time.sleep(2)

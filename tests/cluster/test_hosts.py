@@ -199,14 +199,20 @@ def test_a_driver_that_is_killed_is_followed_by_another(pool: DriverPool, cluste
     assert_whole(job, 80)
 
 
-def test_ranks_without_a_driver_end_with_the_lease_and_their_logs_stay(pool: DriverPool, cluster: Cluster) -> None:
-    job = start(pool, SLEEP, "--hosts node1,node2 --ranks 4 --lease 2s --grace 1s")
+@pytest.mark.parametrize(
+    ("option", "state", "reason"),
+    [("--lease 2s", "failed", "--lease"), ("--timeout 15s", "timed_out", "--timeout 15s")],
+)
+def test_ranks_without_a_driver_end_in_time_and_their_logs_stay(
+    pool: DriverPool, cluster: Cluster, option: str, state: str, reason: str
+) -> None:
+    job = start(pool, SLEEP, f"--hosts node1,node2 --ranks 4 {option} --grace 1s")
     assert wait_until(lambda: asleep(job), PATIENCE)
     kill_driver(job)
     assert wait_until(lambda: not any(ranks_on(cluster, node.host) for node in job.plan.nodes), PATIENCE)
-    state = job.wait(PATIENCE)
-    assert state.state in ("failed", "lost")
-    assert "--lease" in state.reason
+    end = job.wait(PATIENCE)
+    assert end.state == state
+    assert reason in end.reason
     assert asleep(job)
 
 

@@ -32,10 +32,10 @@ def test_a_driver_that_takes_up_a_job_says_what_has_changed_in_the_queue(
         events.append(Event(kind, 3.0, data=data))
 
     submission.tell(word, 1 if word == "queued" else None)
-    Engine(FakeLauncher, plan, say).attach(events)
+    Engine(FakeLauncher, say).attach(plan, events)
     assert fold(events).queued == queued
     told = len(events)
-    Engine(FakeLauncher, plan, say).attach(events)
+    Engine(FakeLauncher, say).attach(plan, events)
     assert len(events) == told, "nothing has changed"
 
 
@@ -44,8 +44,8 @@ def test_a_submission_that_cannot_be_taken_back_is_noted(tmp_path: Path, monkeyp
     plan = a_plan(a_spec())
     said: list[tuple[str, Mapping[str, Any]]] = []
     FakeSubmission(tmp_path, f"{plan.job}-1").tell("running")
-    engine = Engine(FakeLauncher, plan, lambda kind, **data: said.append((kind, data)))
-    engine.attach([])
+    engine = Engine(FakeLauncher, lambda kind, **data: said.append((kind, data)))
+    engine.attach(plan, [])
 
     def broken(submission: FakeSubmission) -> None:
         raise RuntimeError("scancel: no such job")

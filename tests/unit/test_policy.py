@@ -273,6 +273,19 @@ def test_a_failure_is_followed_by_another_start_while_the_plan_allows_it() -> No
     assert isinstance(lost, Finish)
 
 
+def test_a_lost_host_is_followed_by_a_start_on_the_others_where_these_are_enough() -> None:
+    gone = AttemptStatus(lost=NODE0, ended=frozenset({"node1", "node2"}))
+    end = Finish("lost", "host node0 is gone", None)
+    words = f"{end.reason}; all ranks are started again on the other 2 hosts (1 of 3)"
+    assert decide(plan(3, restarts=3, least_nodes=2), TWO, gone, NOW) == [Again(words, False, 1, end, NODE0)]
+    assert decide(plan(3, restarts=3, least_nodes=3), TWO, gone, NOW) == [end]
+    assert decide(plan(3, restarts=3), TWO, gone, NOW) == [end]
+    assert decide(plan(3, restarts=3, least_nodes=2), replace(TWO, restarts=3), gone, NOW) == [end]
+    assert decide(plan(3, restarts=3, least_nodes=2), TWO, replace(gone, kill=True), NOW) == [
+        Finish("cancelled", "killed on request", None)
+    ]
+
+
 ENDS: dict[str, tuple[JobState, AttemptStatus, tuple[str, str, int | None]]] = {
     "all done": (DONE, AttemptStatus(), ("succeeded", "", None)),
     "all done although somebody pressed ■": (DONE, AttemptStatus(interrupts=1), ("succeeded", "", None)),
@@ -430,6 +443,14 @@ def test_a_node_that_was_missed_while_no_driver_was_connected_ends_all() -> None
     [finding] = end.findings
     assert finding["sentence"] == "node0 heard nothing of node1 for 15 s, so the ranks were ended."
     assert "--hosts node1" in finding["remedy"]
+    [again] = decide(plan(2, restarts=3, least_nodes=1), RUNNING, gone, NOW)
+    assert again == Again(
+        f"{end.reason}; all ranks are started again on the other host (1 of 3)", False, 1, end, frozenset({"node1"})
+    )
+    back = replace(gone, ended=frozenset({"node0", "node1"}), lost=frozenset())
+    [again] = decide(plan(2, restarts=3), RUNNING, back, NOW)
+    assert isinstance(again, Again)
+    assert not again.without
 
 
 def test_what_the_first_node_says_of_a_partition_counts() -> None:

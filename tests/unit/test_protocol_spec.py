@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from dataclasses import replace
 
@@ -67,6 +68,31 @@ ALL = Options(
     track=("mlflow", "tensorboard", "wandb"),
     watch="off",
 )
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("--nodes 4", "--launcher slurm, or write --hosts, with which --nodes 1:4"),
+        ("--hosts a,b --nodes 2", "is for an engine"),
+        ("--hosts a,b --nodes 1:2", "add --restarts 3"),
+        ("--launcher slurm --nodes 1:2 --restarts 1", "--nodes 1:2 is for --hosts"),
+        ("--hosts a,b --nodes 0:2 --restarts 1", "expected a whole number, or MIN:MAX such as 2:4"),
+        ("--hosts a,b --nodes 3:2 --restarts 1", "MIN:MAX"),
+        ("--hosts a,b --nodes :2 --restarts 1", "MIN:MAX"),
+        ("--hosts a,b --nodes 2: --restarts 1", "MIN:MAX"),
+        ("--launcher slurm --nodes 0", "MIN:MAX"),
+    ],
+)
+def test_nodes_that_cannot_be(line: str, words: str) -> None:
+    with pytest.raises(OptionError, match=re.escape(words)):
+        parse_options(line)
+
+
+def test_the_hosts_with_which_a_job_goes_on() -> None:
+    options = parse_options("--hosts a,b,c --nodes 2:3 --restarts 1")
+    assert (options.least_nodes, options.nodes) == (2, 3)
+    assert parse_options("--launcher slurm --nodes 3").least_nodes is None
 
 
 def test_every_option_can_be_given() -> None:

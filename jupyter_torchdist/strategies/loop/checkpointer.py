@@ -55,10 +55,10 @@ class Checkpointer:
         """Whether the state was restored, and whether the training has changed it since."""
         self.last: int | None = None
         """The step of the newest checkpoint that this run saved or started from."""
-        self._opened = self._open() if context.plan.resume else None
+        self._opened = self._open(context.plan.since) if context.plan.resume else None
 
-    def _open(self) -> Opened | None:
-        opened = open_latest(self.directory, "")
+    def _open(self, since: float) -> Opened | None:
+        opened = open_latest(self.directory, "", since)
         if opened is None:
             self._say(f"nothing to resume in {self.directory}: beginning at step 0")
             return None

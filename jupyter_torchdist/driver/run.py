@@ -24,7 +24,7 @@ from ..protocol.world import World
 from ..store import journal, liveness
 from ..store.files import publish_json
 from ..store.jobdir import read_manifest, read_plan, read_spec, taken_requests
-from . import again, crossing, findings, policy, profiles, stall
+from . import attempts, crossing, findings, policy, profiles, stall
 from .engine import Engine, begun
 from .links import Link
 from .linkselector import LinkSelector
@@ -240,13 +240,12 @@ class Driver:
         self._say("job.stalled", since=time.time() - (now - action.since), finding=finding, ends=ends)
 
     def _again(self, action: policy.Again) -> None:
-        found = again.planned(self._plan, self._spec, self._state, action, self._world)
+        found = attempts.next_attempt(self._paths, self._plan, self._spec, self._state, action, self._world)
         if isinstance(found, policy.Finish):
             self._finish(found)
             return
         self._say("job.note", text=action.note)
         self._plan = found
-        publish_json(self._paths.plan, found.to_json())
         self._attempt += 1
         self._standing, self._endpoint = policy.AttemptStatus(), None
         self._stalls.forget()

@@ -29,11 +29,19 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def bed(python: Path, tmp_path_factory: pytest.TempPathFactory, lasting: set[int]) -> Iterator[Cluster]:
+def everywhere(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that all hosts and this machine write to."""
+    return tmp_path_factory.mktemp("everywhere")
+
+
+@pytest.fixture(scope="session")
+def bed(
+    python: Path, everywhere: Path, tmp_path_factory: pytest.TempPathFactory, lasting: set[int]
+) -> Iterator[Cluster]:
     """The hosts of all tests."""
     other = node_python.other()
     read_only = node_python.folders_of(other) if other else []
-    cluster = Cluster.up(tmp_path_factory.mktemp("cluster"), python=python, read_only=read_only)
+    cluster = Cluster.up(tmp_path_factory.mktemp("cluster"), python=python, shared=[everywhere], read_only=read_only)
     lasting.add(cluster.keeper)
     yield cluster
     cluster.down()

@@ -63,13 +63,15 @@ def replica_blobs(scratch: Path) -> Path:
 
 
 def prepare(scratch: Path, job: str, files: dict[str, str], digests: Sequence[str], store: str = "") -> list[str]:
-    """Write the job's files. Returns the digests of the blobs that this node does not have.
+    """Write the job's files, and remove results of an earlier attempt. Returns the digests of blobs that are missing.
 
     ``store``: where the driver has the blobs. On a file system that both see they are used from there. Empty: nowhere.
     """
     paths, blobs = replica(scratch, job), replica_blobs(scratch)
     for name, text in files.items():
         write_private(paths.root / safe_name(name), text.encode("utf-8"))
+    for result in paths.results.iterdir():
+        result.unlink(missing_ok=True)
     return [digest for digest in digests if not _have(blobs / safe_name(digest), Path(store) / safe_name(digest))]
 
 

@@ -285,7 +285,7 @@ def finish(plan: Plan, state: JobState, standing: AttemptStatus) -> Finish:
     if _stopped_on_request(standing) and not failed_first:
         killed = standing.kill or standing.interrupts > 1
         return Finish("cancelled", "killed on request" if killed else "stopped on request", None)
-    if standing.expired and not failed_first:
+    if standing.expired and not failed_first and not standing.lost:  # else the lost node is why the engine ends all
         return Finish("timed_out", standing.expired, None)
     if standing.timed_out and not failed_first:
         return Finish("timed_out", f"ran longer than --timeout {plan.timeout:g}s", None)

@@ -59,6 +59,7 @@ class HelpedSubmission:
     engine: ClassVar[str]
     ends: ClassVar[str]
     look: ClassVar[str]
+    channel: ClassVar[type[HelpedChannel]] = HelpedChannel
 
     def __init__(self, plan: Plan, driver: socket.socket, process: subprocess.Popen[bytes] | None = None) -> None:
         """``process``: None if another driver has started it."""
@@ -105,7 +106,7 @@ class HelpedSubmission:
     def connect(self, node: NodePlan) -> Channel:
         index = [one.name for one in self._plan.nodes].index(node.name)
         host = self.hosts[index] if self.hosts else node.called
-        return HelpedChannel(self, index, host, node.reach)
+        return self.channel(self, index, host, node.reach)
 
     def shared(self, node: NodePlan) -> bool:
         """Which nodes share a disk with the driver is not known, so all goes through the channel."""

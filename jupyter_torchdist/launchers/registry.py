@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from ..plugins.registry import Registry
-from ..protocol.options.launcher import RAY, SLURM, SPARK
+from ..protocol.options.launcher import KUBERNETES, RAY, SLURM, SPARK
 from ..protocol.spec import LOCAL, SSH
 from .base import Launcher
+from .kubernetes import KubernetesLauncher
 from .local import LocalLauncher
 from .ray import RayLauncher
 from .slurm import SlurmLauncher
@@ -14,7 +15,14 @@ from .ssh import SshLauncher
 
 _LAUNCHERS: Registry[Launcher] = Registry(
     "launcher",
-    {LOCAL: LocalLauncher, SSH: SshLauncher, SLURM: SlurmLauncher, RAY: RayLauncher, SPARK: SparkLauncher},
+    {
+        LOCAL: LocalLauncher,
+        SSH: SshLauncher,
+        SLURM: SlurmLauncher,
+        RAY: RayLauncher,
+        SPARK: SparkLauncher,
+        KUBERNETES: KubernetesLauncher,
+    },
 )
 
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
+import sys
 import tempfile
+import types
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,11 +18,27 @@ from jupyter_torchdist.client.drivers import DriverPool
 from tests.cluster import hosts, node_python
 from tests.cluster.cluster import Cluster
 from tests.engines import slurm as slurms
+from tests.engines.kubernetes_api import KubernetesApi
 from tests.engines.ray_cluster import RayCluster
 from tests.engines.slurm import Slurm
 from tests.engines.spark_cluster import SPARK_VARIABLES, SparkCluster
 from tests.lacking import lacking
 from tests.leaks import wait_until
+
+
+def drivers() -> Iterator[DriverPool]:
+    """They have the environment of the fixtures before."""
+    made = DriverPool()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def notebook(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The names of a notebook: ``__main__`` of this process for the length of the test."""
+    main = types.ModuleType("__main__")
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    return main.__dict__
 
 
 @pytest.fixture(scope="session")
@@ -62,9 +81,7 @@ def slurm(controller: Slurm, home: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
 @pytest.fixture
 def pool(slurm: Slurm) -> Iterator[DriverPool]:
     """Drivers that know Slurm."""
-    drivers = DriverPool()
-    yield drivers
-    drivers.close()
+    yield from drivers()
 
 
 @pytest.fixture
@@ -112,9 +129,48 @@ def ray_cluster(ray_nodes: RayCluster, home: Path, monkeypatch: pytest.MonkeyPat
 @pytest.fixture
 def ray_pool(ray_cluster: RayCluster) -> Iterator[DriverPool]:
     """Drivers that know Ray."""
-    drivers = DriverPool()
-    yield drivers
-    drivers.close()
+    yield from drivers()
+
+
+@pytest.fixture(scope="session")
+def kubernetes_nodes(tmp_path_factory: pytest.TempPathFactory, lasting: set[int]) -> Iterator[KubernetesApi]:
+    """An API of Kubernetes that runs pods on two hosts of a bed: their image has a Python with torch."""
+    if why := hosts.refused():
+        pytest.skip(f"no hosts on this machine: {why}")
+    if importlib.util.find_spec("kubernetes") is None:
+        lacking("kubernetes is not installed here: pip install 'jupyter_torchdist[kubernetes]'")
+    if missing := hosts.missing_programs():
+        lacking(f"no {', '.join(missing)} here: make cluster")
+    python = node_python.make(tmp_path_factory.mktemp("node") / "python")
+    bed = Cluster.up(tmp_path_factory.mktemp("bed"), 2, python=python)
+    lasting.add(bed.keeper)
+    made = KubernetesApi(bed, tmp_path_factory.mktemp("kubernetes"))
+    made.up()
+    try:
+        yield made
+    finally:
+        made.down()
+        bed.down()
+
+
+@pytest.fixture
+def kubernetes(kubernetes_nodes: KubernetesApi, home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[KubernetesApi]:
+    """Kernels, drivers and commands of the test find the cluster by ``KUBECONFIG``."""
+    monkeypatch.setenv("KUBECONFIG", str(kubernetes_nodes.config))
+    yield kubernetes_nodes
+    left: list[str] = []
+
+    def nothing_left() -> bool:
+        left[:] = kubernetes_nodes.left()
+        return not left
+
+    assert wait_until(nothing_left, timeout=15), "the test left behind:\n  " + "\n  ".join(left)
+
+
+@pytest.fixture
+def kubernetes_pool(kubernetes: KubernetesApi) -> Iterator[DriverPool]:
+    """Drivers that know Kubernetes."""
+    yield from drivers()
 
 
 @pytest.fixture(scope="session")
@@ -146,6 +202,4 @@ def spark(spark_home: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
 @pytest.fixture
 def spark_pool(spark: SparkCluster) -> Iterator[DriverPool]:
     """Drivers that know Spark."""
-    drivers = DriverPool()
-    yield drivers
-    drivers.close()
+    yield from drivers()

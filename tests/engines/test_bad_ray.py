@@ -4,29 +4,21 @@ from __future__ import annotations
 
 import os
 import sys
+from functools import partial
 from importlib.util import find_spec
 
 import pytest
 
-from jupyter_torchdist.client import Request, prepare
 from jupyter_torchdist.client.drivers import DriverPool
-from jupyter_torchdist.client.submit import PreparedJob
-from jupyter_torchdist.protocol.errors import TorchDistError
-from jupyter_torchdist.protocol.spec import parse_options
 from tests.cluster.cells import PATIENCE, SLEEP
+from tests.engines import jobs
+from tests.engines.jobs import asleep
 from tests.engines.ray_cluster import NODES, RayCluster, free_ports
-from tests.engines.test_ray import asleep, start
+from tests.engines.test_ray import start
 from tests.leaks import wait_until
 
-
-def planned(options: str) -> PreparedJob:
-    return prepare(Request("1 + 1", "Cell In[3]", 2, parse_options(f"--launcher ray {options}"), {}))
-
-
-def refusal(options: str) -> str:
-    with pytest.raises(TorchDistError) as caught:
-        planned(options)
-    return f"{caught.value.message} → {caught.value.hint}"
+planned = partial(jobs.planned, "ray")
+refusal = partial(jobs.refusal, "ray")
 
 
 def test_without_ray_the_message_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import shutil
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from jupyter_torchdist.client import Request
 from jupyter_torchdist.client.drivers import DriverPool
-from jupyter_torchdist.client.submit import PreparedJob, prepare
+from jupyter_torchdist.client.submit import prepare
 from jupyter_torchdist.protocol.errors import LaunchError, TorchDistError
 from jupyter_torchdist.protocol.options.help import help_text
 from jupyter_torchdist.protocol.spec import parse_options
 from jupyter_torchdist.store import catalog
 from jupyter_torchdist.views.plan_tables import plan_table
 from tests.cluster.cells import MEET, PATIENCE, start
+from tests.engines import jobs
 from tests.engines.slurm import Slurm
 
-
-def planned(options: str) -> PreparedJob:
-    return prepare(Request("pass\n", "Cell In[3]", 2, parse_options(f"--launcher slurm {options}")))
+planned = partial(jobs.planned, "slurm")
 
 
 @pytest.mark.parametrize(

@@ -7,33 +7,26 @@ import os
 import shutil
 import signal
 import sys
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
-from jupyter_torchdist.client import Request, prepare
 from jupyter_torchdist.client.drivers import DriverPool
-from jupyter_torchdist.client.submit import PreparedJob
-from jupyter_torchdist.protocol.errors import TorchDistError
-from jupyter_torchdist.protocol.spec import parse_options
 from tests.cluster.cells import SLEEP
+from tests.engines import jobs
+from tests.engines.jobs import asleep
 from tests.engines.ray_cluster import free_ports
 from tests.engines.spark_cluster import MASTER, SparkCluster
-from tests.engines.test_spark import PATIENCE, asleep, start
+from tests.engines.test_spark import PATIENCE, start
 from tests.leaks import wait_until
 
 pytestmark = pytest.mark.timeout(600)
 
 
-def planned(options: str) -> PreparedJob:
-    return prepare(Request("1 + 1", "Cell In[3]", 2, parse_options(f"--launcher spark {options}"), {}))
-
-
-def refusal(options: str) -> str:
-    with pytest.raises(TorchDistError) as caught:
-        planned(options)
-    return f"{caught.value.message} → {caught.value.hint}"
+planned = partial(jobs.planned, "spark")
+refusal = partial(jobs.refusal, "spark")
 
 
 def test_without_pyspark_the_message_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:

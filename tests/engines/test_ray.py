@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-import types
 from typing import Any
 
 import pytest
@@ -12,38 +10,14 @@ from jupyter_torchdist.client import Job
 from jupyter_torchdist.client.drivers import DriverPool
 from tests.cluster.cells import MEET, PATIENCE, SLEEP, kill_driver
 from tests.cluster.cells import start as started
+from tests.engines.jobs import COUNT, asleep, said
 from tests.engines.ray_cluster import LEFT, RayCluster
 from tests.leaks import wait_until
-
-
-@pytest.fixture
-def notebook(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """The names of a notebook: ``__main__`` of this process for the length of the test."""
-    main = types.ModuleType("__main__")
-    monkeypatch.setitem(sys.modules, "__main__", main)
-    return main.__dict__
 
 
 def start(pool: DriverPool, source: str, options: str = "", names: dict[str, Any] | None = None) -> Job:
     """Two nodes with two ranks each, unless ``options`` say otherwise."""
     return started(pool, source, f"--launcher ray --nodes 2 --ranks 4 {options}", names, python=None)
-
-
-def asleep(job: Job) -> bool:
-    return job.logs(stream="out").count("asleep") == job.plan.world_size
-
-
-COUNT = (
-    MEET
-    + """
-import time
-for number in range(60):
-    print("line", number, flush=True)
-    time.sleep(0.05)
-weights += total
-float(weights.sum())
-"""
-)
 
 
 def test_ranks_of_two_nodes_give_values_and_lines_beyond_the_end_of_a_driver(
@@ -90,8 +64,3 @@ def test_a_job_waits_for_nodes_and_can_be_cancelled(ray_pool: DriverPool, ray_cl
         assert said(job) == "waiting for 2 nodes with 2 CPU each; free in the whole cluster: 2 CPU and 4 GPU"
         job.interrupt()
         assert job.wait(PATIENCE).state == "cancelled"
-
-
-def said(job: Job) -> str:
-    """Ray's latest words on the job."""
-    return next((str(event.data["reason"]) for event in reversed(job.events()) if event.kind == "job.engine"), "")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import types
 from pathlib import Path
 from typing import Any
 
@@ -15,26 +14,15 @@ from jupyter_torchdist.client.drivers import DriverPool
 from jupyter_torchdist.store import catalog
 from tests.cluster.cells import MEET, PATIENCE, PYTHON, SLEEP, kill_driver
 from tests.cluster.cells import start as started
+from tests.engines.jobs import SAVE, asleep
 from tests.engines.slurm import Slurm
 from tests.leaks import wait_until
 from tests.notebook import Notebook
 
 
-@pytest.fixture
-def notebook(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """The names of a notebook: ``__main__`` of this process for the length of the test."""
-    main = types.ModuleType("__main__")
-    monkeypatch.setitem(sys.modules, "__main__", main)
-    return main.__dict__
-
-
 def start(pool: DriverPool, source: str, options: str = "", names: dict[str, Any] | None = None) -> Job:
     """Two nodes with two ranks each, unless ``options`` say otherwise."""
     return started(pool, source, f"--launcher slurm --nodes 2 --ranks 4 {options}", names)
-
-
-def asleep(job: Job) -> bool:
-    return job.logs(stream="out").count("asleep") == job.plan.world_size
 
 
 def test_ranks_of_two_nodes_meet_and_their_values_come_back(pool: DriverPool, notebook: dict[str, Any]) -> None:
@@ -136,14 +124,6 @@ def test_inside_an_allocation_only_the_jobs_own_step_ends(
     assert wait_until(lambda: not any("torchdist" in step for step in slurm.steps()), 10), slurm.steps()
     assert slurm.queue() == [f"{allocation} wrap RUNNING"]
     slurm.run("scancel", allocation)
-
-
-SAVE = SLEEP.replace(
-    "import time",
-    "import signal, sys, time\n"
-    "def save(*_):\n    time.sleep(1)\n    print('saved', flush=True)\n    sys.exit(1)\n"
-    "signal.signal(signal.SIGTERM, save)",
-)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import types
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from jupyter_torchdist.protocol.spec import parse_options
 from jupyter_torchdist.verbs import programs
 from tests.cluster.cells import MEET, SLEEP, kill_driver
 from tests.cluster.cells import start as started
+from tests.engines.jobs import COUNT, asleep, said
 from tests.engines.spark_cluster import MASTER, SparkCluster
 from tests.leaks import wait_until
 
@@ -24,35 +24,10 @@ PATIENCE = 250.0
 """Spark starts three processes of Java for a job, which take a minute on a machine that has much else to do."""
 
 
-@pytest.fixture
-def notebook(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """The names of a notebook: ``__main__`` of this process for the length of the test."""
-    main = types.ModuleType("__main__")
-    monkeypatch.setitem(sys.modules, "__main__", main)
-    return main.__dict__
-
-
 def start(pool: DriverPool, source: str, options: str = "", names: dict[str, Any] | None = None) -> Job:
     """Two nodes with two ranks each, unless ``options`` say otherwise."""
     words = f"--launcher spark --nodes 2 --ranks 4 -O master={MASTER} {options}"
     return started(pool, source, words, names, python=None)
-
-
-def asleep(job: Job) -> bool:
-    return job.logs(stream="out").count("asleep") == job.plan.world_size
-
-
-COUNT = (
-    MEET
-    + """
-import time
-for number in range(60):
-    print("line", number, flush=True)
-    time.sleep(0.05)
-weights += total
-float(weights.sum())
-"""
-)
 
 
 def test_ranks_of_two_nodes_give_values_and_lines_beyond_the_end_of_a_driver(
@@ -143,8 +118,3 @@ def test_torch_distributor_runs_on_the_cluster_of_the_notebooks_session(spark: S
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=2 * PATIENCE)
     assert "(0.5, 2, '1')\n" in done.stdout, done.stderr
     assert "spark has 3\n" in done.stdout, done.stderr
-
-
-def said(job: Job) -> str:
-    """Spark's latest words on the job."""
-    return next((str(event.data["reason"]) for event in reversed(job.events()) if event.kind == "job.engine"), "")

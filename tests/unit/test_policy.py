@@ -466,3 +466,10 @@ def test_an_exception_before_a_node_was_missed_is_the_cause() -> None:
     broken = raised(1, GLOO, 1.0, "RuntimeError")
     assert finish(plan(2), job(broken, rank(0, "stopped")), standing).reason.startswith("node1 was lost")
     assert finish(plan(2), job(broken, raised(0, "boom", 2.0)), standing).reason == "rank 0 on host0: ValueError: boom"
+
+
+def test_a_lost_node_is_why_the_engine_ends_the_others() -> None:
+    two = job(*(rank(number, "killed") for number in range(4)))
+    expired = AttemptStatus(expired="the engine ends it", ended=frozenset({"node0"}))
+    assert finish(plan(2), two, replace(expired, ended=frozenset({"node0", "node1"}))).state == "timed_out"
+    assert finish(plan(2), two, replace(expired, lost=frozenset({"node1"}))).state == "lost"

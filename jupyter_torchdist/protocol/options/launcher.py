@@ -89,9 +89,22 @@ def _master(text: str) -> str:
     return text
 
 
+def _namespace(text: str) -> str:
+    if not re.fullmatch(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", text):
+        raise ValueError("lower-case letters, digits and hyphens")
+    return text
+
+
+def _quantity(text: str) -> str:
+    if not re.fullmatch(r"\d+(\.\d+)?([KMGT]i|[kMGT])?", text):
+        raise ValueError("a size such as 64Gi")
+    return text
+
+
 SLURM = "slurm"
 RAY = "ray"
 SPARK = "spark"
+KUBERNETES = "kubernetes"
 
 LAUNCHER_OPTIONS: tuple[LauncherOption, ...] = (
     LauncherOption("partition", SLURM, "NAME", "the partition", _word),
@@ -129,6 +142,19 @@ LAUNCHER_OPTIONS: tuple[LauncherOption, ...] = (
     ),
     LauncherOption("cpus", SPARK, "N", "cores of a node (default: spark.executor.cores, else one a rank)", _count),
     LauncherOption("spark.", SPARK, "KEY=VALUE", "a setting of Spark, such as spark.executor.memory=4g", str),
+    LauncherOption("image", KUBERNETES, "NAME", "the image of the pods: Python 3.10 or newer, with torch", _word),
+    LauncherOption("namespace", KUBERNETES, "NAME", "the namespace (default: the context's)", _namespace),
+    LauncherOption("context", KUBERNETES, "NAME", "the context of your kubeconfig (default: the current one)", _word),
+    LauncherOption("cpus", KUBERNETES, "N", "CPUs of a pod (default: its GPUs' share; one for each CPU rank)", _count),
+    LauncherOption("mem", KUBERNETES, "SIZE", "memory of a pod, such as 64Gi", _quantity),
+    LauncherOption("gpu", KUBERNETES, "NAME", "the resource that is a GPU (default: nvidia.com/gpu)", _word),
+    LauncherOption(
+        "template",
+        KUBERNETES,
+        "FILE",
+        "a pod template in YAML, over which the rest is laid: volumes, tolerations, secrets, labels",
+        str,
+    ),
 )
 
 

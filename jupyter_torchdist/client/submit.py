@@ -29,7 +29,7 @@ from ..protocol.spec import LOCAL, PROGRAMS, SSH, JobSpec, Options
 from ..store import catalog, jobdir
 from ..store.blobs import blob_store
 from ..trackers import registry as trackers
-from . import leases
+from . import leases, start_notes
 from .drivers import DriverPool
 from .drivers import pool as default_pool
 from .git import git_state
@@ -128,6 +128,7 @@ def prepare(request: Request, home: Home | None = None) -> PreparedJob:
     capture = _capture(request, cwd, portable=not all(is_ours(one.python) for one in inventories if one.python))
     capture = _compared(replace(capture, notes=(*options.ignored, *capture.notes)), inventories)
     plan = _plan(spec, home, inventories, lambda first: copy_fits(spec, capture, first, cwd, home, inventories[0]))
+    capture = replace(capture, notes=(*capture.notes, *start_notes.notes(plan, inventories)))
     return PreparedJob(spec, capture, replace(plan, asked=asked), cwd, home)
 
 

@@ -7,13 +7,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from ..protocol.plan import Inventory
+from ..protocol.plan import Inventory, Limits
+from ..protocol.times import CLOCK_SECONDS
 from ..protocol.wire.messages import Examined
 
 FINE, WARNING, FAULT = "fine", "warning", "fault"
 
-CLOCK_SECONDS = 2.0
-"""Clocks that differ by more make times in logs hard to compare."""
 DISK = 2_000_000_000
 SHARED = 1_000_000_000
 """Bytes of /dev/shm. NCCL and the workers of a DataLoader share memory there."""
@@ -43,6 +42,13 @@ class Facts:
     @property
     def host(self) -> str:
         return self.inventory.host
+
+    @property
+    def limits(self) -> Limits:
+        """Raises ``ValueError`` for a host that only an engine has described."""
+        if self.inventory.limits is None:
+            raise ValueError(f"{self.host} has not said what it lets processes use")
+        return self.inventory.limits
 
     @property
     def build(self) -> str:
@@ -81,14 +87,29 @@ def checks(hosts: Sequence[Facts]) -> Iterator[Check]:
     )
     yield from _each("interface", hosts, _interface)
     yield from _each("clock", hosts, _clock)
-    yield from _each("shared memory", hosts, _shared_memory)
-    yield from _each("locked memory", hosts, _locked)
-    yield from _each("open files", hosts, _files)
+    limits = [(host.host, host.limits) for host in hosts]
+    yield from _judged("shared memory", [(name, _shared_memory(one)) for name, one in limits])
+    yield from _judged("locked memory", [(name, _locked(one)) for name, one in limits])
+    yield from _judged("open files", [(name, _files(one)) for name, one in limits])
     yield from _each("disk", hosts, _disk)
-    yield from _each("InfiniBand", hosts, _infiniband)
+    yield from _judged("InfiniBand", [(name, _infiniband(one)) for name, one in limits])
     yield from _each("GPUDirect", hosts, _gpu_direct)
     yield from _each("PCI access control", hosts, _acs)
-    yield from _each("end of the login", hosts, _logind)
+    yield from _judged("end of the login", [(name, _logind(one)) for name, one in limits])
+
+
+def at_start(hosts: Sequence[Inventory], *, nccl: bool) -> list[Check]:
+    """What would stop or slow a job on these hosts, from what its start knows anyway; only what is not fine."""
+    known = [(host.host, host.limits) for host in hosts if host.limits is not None]
+    found = [
+        *_judged("shared memory", [(name, _shared_memory(one)) for name, one in known]),
+        *_judged("open files", [(name, _files(one)) for name, one in known]),
+        *_judged("end of the login", [(name, _logind(one)) for name, one in known]),
+    ]
+    if nccl:
+        found += _judged("locked memory", [(name, _locked(one)) for name, one in known])
+        found += _judged("InfiniBand", [(name, _infiniband(one)) for name, one in known] if len(hosts) > 1 else [])
+    return [check for check in found if check.level != FINE]
 
 
 def _alike(name: str, values: Mapping[str, str], level: str, remedy: str) -> Iterator[Check]:
@@ -110,17 +131,21 @@ Judged = tuple[str, str, str]
 
 
 def _each(name: str, hosts: Sequence[Facts], judge: Callable[[Facts], Judged | None]) -> Iterator[Check]:
+    return _judged(name, [(host.host, judge(host)) for host in hosts])
+
+
+def _judged(name: str, found: Sequence[tuple[str, Judged | None]]) -> Iterator[Check]:
     """One line for the hosts with which all is well in the same words, and one for each other host.
 
     None: the question does not arise on this host.
     """
-    judged = [(host.host, *found) for host in hosts if (found := judge(host))]
+    judged = [(host, *one) for host, one in found if one is not None]
     fine: dict[str, list[str]] = {}
     for host, level, words, _ in judged:
         if level == FINE:
             fine.setdefault(words, []).append(host)
     for words, names in fine.items():
-        yield Check(name, FINE, words if len(names) == len(hosts) else f"{', '.join(names)}: {words}")
+        yield Check(name, FINE, words if len(names) == len(found) else f"{', '.join(names)}: {words}")
     for host, level, words, remedy in judged:
         if level != FINE:
             yield Check(name, level, f"{host}: {words}", remedy)
@@ -176,25 +201,27 @@ def _clock(host: Facts) -> Judged:
     )
 
 
-def _shared_memory(host: Facts) -> Judged:
-    size = host.examined.shared_memory
+def _shared_memory(limits: Limits) -> Judged:
+    size = limits.shared_memory
+    if size < 0:
+        return FINE, "this system has no /dev/shm", ""
     words = f"/dev/shm has {size / 1e9:.1f} GB"
     remedy = "NCCL and DataLoader workers may die of SIGBUS: start the container with --shm-size=8g, or enlarge it"
     return (FINE, "/dev/shm has 1 GB or more", "") if size >= SHARED else (WARNING, words, remedy)
 
 
-def _locked(host: Facts) -> Judged:
-    limit = host.examined.locked
+def _locked(limits: Limits) -> Judged:
+    limit = limits.locked
     if limit < 0:
         return FINE, "no limit", ""
-    if not host.examined.infiniband:
+    if not limits.infiniband:
         return FINE, "limited, which counts with InfiniBand only", ""
     remedy = "NCCL cannot register memory: `* soft memlock unlimited` and hard, in /etc/security/limits.conf there"
     return FAULT, f"{limit / 1e6:.0f} MB at most", remedy
 
 
-def _files(host: Facts) -> Judged:
-    limit = host.examined.files
+def _files(limits: Limits) -> Judged:
+    limit = limits.files
     if limit < 0 or limit >= FILES:
         return FINE, "1,024 or more", ""
     return WARNING, f"{limit} at most", "workers of a DataLoader need more: `ulimit -n 65536` in the login"
@@ -207,8 +234,8 @@ def _disk(host: Facts) -> Judged:
     return WARNING, f"{free / 1e9:.1f} GB are free", "name another disk with --host-option scratch=DIR"
 
 
-def _infiniband(host: Facts) -> Judged | None:
-    ports = host.examined.infiniband
+def _infiniband(limits: Limits) -> Judged | None:
+    ports = limits.infiniband
     if not ports:
         return None
     active = [port for port in ports if port.state == "ACTIVE"]
@@ -219,7 +246,7 @@ def _infiniband(host: Facts) -> Judged | None:
 
 
 def _gpu_direct(host: Facts) -> Judged | None:
-    active = any(port.state == "ACTIVE" for port in host.examined.infiniband)
+    active = any(port.state == "ACTIVE" for port in host.limits.infiniband)
     if not (active and host.inventory.gpus):
         return None
     if host.examined.peer_memory:
@@ -239,8 +266,8 @@ def _acs(host: Facts) -> Judged | None:
     return WARNING, f"on, in {host.examined.acs} PCI bridges", remedy
 
 
-def _logind(host: Facts) -> Judged | None:
-    if not host.examined.kills:
+def _logind(limits: Limits) -> Judged | None:
+    if not limits.kills:
         return None
     remedy = "a job ends with your last login there: `loginctl enable-linger`"
     return WARNING, "KillUserProcesses=yes", remedy
@@ -282,6 +309,6 @@ def bandwidth(measured: Measured, hosts: Sequence[Facts]) -> Check:
 
 def _link(host: Facts) -> float:
     """Bytes a second of its fastest active link; 0 where it is not told."""
-    rates = [port.rate.partition(" ")[0] for port in host.examined.infiniband if port.state == "ACTIVE"]
+    rates = [port.rate.partition(" ")[0] for port in host.limits.infiniband if port.state == "ACTIVE"]
     gigabits = [float(rate) for rate in rates if rate.replace(".", "", 1).isdigit()]
     return max([*(rate * 1e9 / 8 for rate in gigabits), host.examined.speed * 1e6 / 8])

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..protocol.errors import StoreError
+from ..protocol.times import CLOCK_SECONDS
 from ..protocol.wire.messages import Ping
 from ..store.files import publish_json
 
@@ -36,14 +37,35 @@ def compared(known: Clock | None, pong: Ping, now: float, wall: float) -> Clock 
     return Clock(pong.clock - (wall - error), error)
 
 
-def written(path: Path, clock: Clock, before: float) -> float:
-    """Write how far the clock is ahead, for readers of the node's logs, if that is not ``before``, and no error.
+class NodeClock:
+    """What is known of a node's clock. ``path``: for readers of the node's logs; None: it has this driver's disk."""
 
-    Returns what is written now.
-    """
-    if abs(clock.ahead - before) < max(NOTED_SECONDS, clock.within):
-        return before
-    with contextlib.suppress(StoreError):  # the next answer is another try
-        publish_json(path, {"ahead": clock.ahead})
-        return clock.ahead
-    return before
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self.known: Clock | None = None
+        """Once the node has answered a ping."""
+        self._written = 0.0
+        self._told = False
+
+    def hear(self, pong: Ping, now: float, wall: float) -> None:
+        """Learn from an answer, as ``compared``. A difference that is new, and no error, is written."""
+        self.known = clock = compared(self.known, pong, now, wall)
+        if clock is None or self._path is None or abs(clock.ahead - self._written) < max(NOTED_SECONDS, clock.within):
+            return
+        with contextlib.suppress(StoreError):  # the next answer is another try
+            publish_json(self._path, {"ahead": clock.ahead})
+            self._written = clock.ahead
+
+    def news(self, host: str) -> str:
+        """A sentence, once, if the clock is wrong by more than ``CLOCK_SECONDS``; else empty."""
+        if self._told or self.known is None or self._path is None:
+            return ""
+        ahead, within = self.known.ahead, self.known.within
+        if abs(ahead) - within < CLOCK_SECONDS:
+            return ""
+        self._told = True
+        way = "ahead of" if ahead > 0 else "behind"
+        return (
+            f"warning: the clock of {host} is {abs(ahead):.0f} s {way} this machine's. Lines of logs stand where they "
+            "belong all the same, but times that ranks print or compare differ; start chrony or ntpd there"
+        )

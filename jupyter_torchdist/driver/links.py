@@ -21,7 +21,7 @@ from ..protocol.wire.channel import Channel
 from ..store.files import publish
 from ..views.wording import first_few
 from .blobs import PIECE, pieces
-from .clocks import Clock, compared, written
+from .clocks import NodeClock
 from .crossing import Arriving, driving
 from .syncing import source, synced
 
@@ -59,9 +59,7 @@ class Link:
         self.attempt = attempt
         self.shared = submission.shared(node)
         self.channel: Channel | None = None
-        self.clock: Clock | None = None
-        """Of the node, once it has answered a ping."""
-        self._ahead = 0.0
+        self.clock = NodeClock(None if self.shared else paths.clock(node.name))
         self.ended = False
         self.started = self._following = started
         """Whether this node was told to start, by this driver or an earlier one."""
@@ -97,12 +95,6 @@ class Link:
         """Whether the start order was sent."""
         self._steward: messages.Steward | None = None
         """Where the node's agent hears the first node's."""
-
-    def hear_clock(self, pong: messages.Ping, now: float, wall: float) -> None:
-        """Compare the node's clock with ours, as ``clocks.compared``; readers of its logs find the difference."""
-        self.clock = compared(self.clock, pong, now, wall)
-        if self.clock is not None and not self.shared:
-            self._ahead = written(self._paths.clock(self.node.name), self.clock, self._ahead)
 
     # -- connection
 
@@ -190,12 +182,12 @@ class Link:
             self.down_since = now
 
     def news(self, now: float) -> str:
-        """A sentence, once when a host is out of reach, and once when it is back; else empty."""
+        """A sentence, once when a host is out of reach, when it is back, and if its clock is wrong; else empty."""
         if self.down_since is None and self._told:
             self._told = False
             return f"{self.node.called} can be reached again"
         if self.shared or self._told or self.down_since is None or now - self.down_since <= TELL_SECONDS:
-            return ""
+            return self.clock.news(self.node.called)
         self._told = True
         why = f" ({self.why_down})" if self.why_down else ""
         return f"{self.node.called} cannot be reached{why}; its ranks go on"

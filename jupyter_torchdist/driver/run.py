@@ -322,7 +322,7 @@ class Driver:
             for other in self._links[1:]:
                 other.introduce(said)
         elif isinstance(said, messages.Ping):
-            link.hear_clock(said, time.monotonic(), time.time())
+            link.clock.hear(said, time.monotonic(), time.time())
         elif isinstance(said, (messages.RefusedJob, messages.Replaced)):
             raise crossing.refusal(said, link.node, self._plan)
 

@@ -7,19 +7,17 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pwd
 import re
-import resource
-import shutil
 import socket
 from collections.abc import Iterator
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 
+from ..protocol.machine.limits import lines, user
 from ..protocol.machine.nvml import Nvml
 from ..protocol.wire import frames
-from ..protocol.wire.messages import Examined, InfinibandPort
+from ..protocol.wire.messages import Examined
 from .routes import interfaces
 
 _BRIDGE = 0x0604
@@ -51,14 +49,9 @@ def examine() -> Examined:
         cuda=_cuda(),
         nccl=_nccl(),
         driver=_driver(),
-        shared_memory=shutil.disk_usage("/dev/shm").total if os.path.isdir("/dev/shm") else 0,
-        locked=resource.getrlimit(resource.RLIMIT_MEMLOCK)[0],
-        files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
-        infiniband=tuple(_infiniband()),
-        peer_memory=any(re.match(r"nv(idia)?_peer_?mem ", line) for line in _lines(Path("/proc/modules"))),
+        peer_memory=any(re.match(r"nv(idia)?_peer_?mem ", line) for line in lines(Path("/proc/modules"))),
         acs=_with_acs(),
         holders=tuple(_holders()),
-        kills=_ends_with_login(),
     )
 
 
@@ -69,17 +62,10 @@ def _resolved(name: str) -> tuple[str, ...]:
         return ()
 
 
-def _lines(path: Path) -> list[str]:
-    try:
-        return path.read_text("utf-8", "replace").splitlines()
-    except OSError:
-        return []
-
-
 def _number(path: Path) -> int:
     """What the file says; 0 where it cannot be read."""
     with contextlib.suppress(ValueError):
-        return int("".join(_lines(path)))
+        return int("".join(lines(path)))
     return 0
 
 
@@ -88,7 +74,7 @@ def _cuda() -> str:
     found = find_spec("torch")
     if found is None or not found.origin:
         return ""
-    said = re.search(r"^cuda\b.*?=\s*'([^']+)'", "\n".join(_lines(Path(found.origin).with_name("version.py"))), re.M)
+    said = re.search(r"^cuda\b.*?=\s*'([^']+)'", "\n".join(lines(Path(found.origin).with_name("version.py"))), re.M)
     return said[1] if said else ""
 
 
@@ -108,23 +94,11 @@ def _driver() -> str:
         return ""
 
 
-def _infiniband() -> Iterator[InfinibandPort]:
-    """Its devices, RoCE among them. The kernel's Documentation/ABI/stable/sysfs-class-infiniband."""
-    for port in sorted(Path("/sys/class/infiniband").glob("*/ports/*")):
-        words = {name: " ".join(_lines(port / name)) for name in ("state", "rate", "link_layer")}
-        yield InfinibandPort(
-            f"{port.parts[-3]}:{port.name}",
-            words["state"].partition(": ")[2],  # "4: ACTIVE"
-            words["rate"],
-            words["link_layer"],
-        )
-
-
 def _with_acs() -> int:
     """How many PCI bridges send traffic between GPUs through the root; -1 where that cannot be read."""
     found, hidden = 0, False
     for device in Path("/sys/bus/pci/devices").glob("*"):
-        if int("".join(_lines(device / "class")) or "0", 16) >> 8 != _BRIDGE:
+        if int("".join(lines(device / "class")) or "0", 16) >> 8 != _BRIDGE:
             continue
         try:
             space = (device / "config").read_bytes()
@@ -164,26 +138,8 @@ def _holders() -> Iterator[str]:
 
 def _process(pid: int) -> str:
     try:
-        user = _user(os.stat(f"/proc/{pid}").st_uid)
+        owner = user(os.stat(f"/proc/{pid}").st_uid)
         words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[:3]
     except OSError:
         return "a process that cannot be seen from here"
-    return f"{user}, {b' '.join(words).decode('utf-8', 'replace').strip()[:80]}"
-
-
-def _user(uid: int) -> str:
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)
-
-
-def _ends_with_login() -> bool:
-    """Whether logind kills a user's processes: KillUserProcesses of logind.conf(5), without loginctl's lingering."""
-    value = ""
-    for path in (Path("/etc/systemd/logind.conf"), *sorted(Path("/etc/systemd/logind.conf.d").glob("*.conf"))):
-        for line in _lines(path):
-            name, _, said = line.partition("=")
-            if name.strip() == "KillUserProcesses":
-                value = said.strip().lower()
-    return value in ("yes", "true", "1", "on") and not Path("/var/lib/systemd/linger", _user(os.getuid())).exists()
+    return f"{owner}, {b' '.join(words).decode('utf-8', 'replace').strip()[:80]}"

@@ -86,6 +86,35 @@ class Software(Record):
 
 
 @dataclass(frozen=True)
+class InfinibandPort(Record):
+    """A port of an adapter for InfiniBand or RoCE, as the kernel describes it."""
+
+    port: str
+    """``mlx5_0:1``."""
+    state: str
+    """``ACTIVE``, ``DOWN``, ``INIT``, ``ARMED``."""
+    rate: str
+    """``200 Gb/sec (4X HDR)``."""
+    layer: str
+    """``InfiniBand``, or ``Ethernet`` for RoCE."""
+
+
+@dataclass(frozen=True)
+class Limits(Record):
+    """What a node lets processes use. Sizes in bytes."""
+
+    shared_memory: int
+    """Of /dev/shm; -1 where there is none."""
+    locked: int
+    """Memory that a process may lock; -1 for no limit."""
+    files: int
+    """How many a process may have open; -1 for no limit."""
+    infiniband: tuple[InfinibandPort, ...]
+    kills: bool
+    """Whether logind kills our processes at the end of the last login."""
+
+
+@dataclass(frozen=True)
 class Inventory(Record):
     """The resources of one node. Memory in bytes."""
 
@@ -108,6 +137,8 @@ class Inventory(Record):
     """None for this machine: it is the notebook's."""
     allocation: str = ""
     """Of the engine, as in ``Plan``."""
+    limits: Limits | None = None
+    """None of a node that only its engine has described."""
 
 
 @dataclass(frozen=True)

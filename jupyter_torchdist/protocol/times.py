@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import struct
 
+CLOCK_SECONDS = 2.0
+"""Clocks of hosts that differ by more are worth a warning."""
+
 RECORD = struct.Struct("<dQ")
 
 ERR = 1 << 63

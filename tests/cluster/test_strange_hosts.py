@@ -261,6 +261,7 @@ def test_lines_of_a_host_whose_clock_is_wrong_stand_where_they_were_printed(pool
     merged = Tail({}, None).poll(logs, sizes, time.monotonic(), 1 << 20, ended=True)
     assert b"".join(one.data for one in merged) == b"turn 0\nturn 1\nturn 2\nturn 3\n"
     assert json.loads(job.paths.clock("node0").read_text())["ahead"] == pytest.approx(100, abs=2)
+    assert [note for note in job.state.notes if "ahead of this machine's" in note and "node1" in note]
 
 
 EARLIER = """

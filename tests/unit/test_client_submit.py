@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import jupyter_torchdist as td
-from jupyter_torchdist.client import Job, Request, leases, prepare, rerun, submit
+from jupyter_torchdist.client import Job, Request, leases, prepare, rerun, start_notes, submit
 from jupyter_torchdist.client import job as job_module
 from jupyter_torchdist.client.drivers import DriverPool
 from jupyter_torchdist.launchers.local import LocalLauncher
@@ -27,8 +27,9 @@ from jupyter_torchdist.protocol.errors import (
     StoreError,
     UndefinedName,
 )
+from jupyter_torchdist.protocol.machine.inventory import local_inventory
 from jupyter_torchdist.protocol.paths import Home
-from jupyter_torchdist.protocol.plan import Gpu, Inventory
+from jupyter_torchdist.protocol.plan import Gpu, Inventory, Limits
 from jupyter_torchdist.protocol.spec import Options
 from jupyter_torchdist.store import catalog, files
 from jupyter_torchdist.testing import FakeJob
@@ -279,3 +280,17 @@ def test_the_gpu_that_only_this_kernel_holds_is_free(monkeypatch: pytest.MonkeyP
     on_gpus((Gpu("GPU-0", 0, "H200", 2**37, 5, (1,)),), monkeypatch)
     with pytest.raises(ResourceError, match="process 1"):
         prepare(cell("pass\n", options=Options(gpus=1)))
+
+
+def test_what_the_machine_lacks_is_a_note_of_the_first_job(
+    home: Path, notebook: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = replace(local_inventory(), limits=Limits(64_000_000, -1, 256, (), False))
+    monkeypatch.setattr(LocalLauncher, "probe", lambda self, options, environ: (small,))
+    monkeypatch.setattr(start_notes, "_told", set())
+    first, second = (prepare(cell("x = 1", notebook), Home(home)) for _ in range(2))
+    assert [note.partition(";")[0] for note in first.capture.notes] == [
+        f"warning: shared memory of {small.host}: /dev/shm has 0.1 GB",
+        f"warning: open files of {small.host}: 256 at most",
+    ]
+    assert second.capture.notes == ()

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from jupyter_torchdist.diagnosis.hosts import FAULT, FINE, WARNING, Facts, Measured, bandwidth, checks
+from jupyter_torchdist.diagnosis.hosts import FAULT, FINE, WARNING, Facts, Measured, at_start, bandwidth, checks
 from jupyter_torchdist.node.examine import acs_control, examine
-from jupyter_torchdist.protocol.plan import Gpu, Inventory
-from jupyter_torchdist.protocol.wire.messages import Examined, InfinibandPort
+from jupyter_torchdist.protocol.machine.inventory import local_inventory
+from jupyter_torchdist.protocol.plan import Gpu, InfinibandPort, Inventory, Limits
+from jupyter_torchdist.protocol.wire.messages import Examined
 
 GPUS = tuple(Gpu(f"GPU-{index}", index, "H200", 141_000_000_000, 0) for index in range(8))
 PORT = InfinibandPort("mlx5_0:1", "ACTIVE", "400 Gb/sec (4X NDR)", "InfiniBand")
@@ -23,16 +24,12 @@ EXAMINED = Examined(
     cuda="12.8",
     nccl="2.27.5",
     driver="580.65",
-    shared_memory=64_000_000_000,
-    locked=-1,
-    files=65536,
-    infiniband=(PORT,),
     peer_memory=True,
     acs=0,
     holders=(),
-    kills=False,
 )
-INVENTORY = Inventory("gpu1", 96, 10**12, GPUS, "3.11.4", "2.13.0", disk=10**12)
+LIMITS = Limits(shared_memory=64_000_000_000, locked=-1, files=65536, infiniband=(PORT,), kills=False)
+INVENTORY = Inventory("gpu1", 96, 10**12, GPUS, "3.11.4", "2.13.0", disk=10**12, limits=LIMITS)
 ONE = Facts(INVENTORY, EXAMINED)
 TWO = Facts(replace(INVENTORY, host="gpu2"), EXAMINED)
 
@@ -44,6 +41,10 @@ def said(*hosts: Facts) -> list[tuple[str, str, str]]:
 
 def examined(**changes: Any) -> Facts:
     return replace(TWO, examined=replace(EXAMINED, **changes))
+
+
+def limited(**changes: Any) -> Facts:
+    return having(limits=replace(LIMITS, **changes))
 
 
 def having(**changes: Any) -> Facts:
@@ -76,14 +77,14 @@ BUSY = replace(GPUS[0], pids=(4711,))
         (examined(mtu=1500), FAULT, "network", "gpu2 has MTU 1500; gpu1: MTU 9000"),
         (examined(interface="", mtu=9000), WARNING, "interface", "gpu2: no interface has an address"),
         (replace(TWO, clock=-7.5), WARNING, "clock", "gpu2: -7.5 s from this machine"),
-        (examined(shared_memory=64_000_000), WARNING, "shared memory", "gpu2: /dev/shm has 0.1 GB"),
-        (examined(locked=65536), FAULT, "locked memory", "gpu2: 0 MB at most"),
-        (examined(files=256), WARNING, "open files", "gpu2: 256 at most"),
+        (limited(shared_memory=64_000_000), WARNING, "shared memory", "gpu2: /dev/shm has 0.1 GB"),
+        (limited(locked=65536), FAULT, "locked memory", "gpu2: 0 MB at most"),
+        (limited(files=256), WARNING, "open files", "gpu2: 256 at most"),
         (having(disk=1_000_000), WARNING, "disk", "gpu2: 0.0 GB are free"),
-        (examined(infiniband=(replace(PORT, state="DOWN"),)), FAULT, "InfiniBand", "gpu2: no port is active"),
+        (limited(infiniband=(replace(PORT, state="DOWN"),)), FAULT, "InfiniBand", "gpu2: no port is active"),
         (examined(peer_memory=False), WARNING, "GPUDirect", "gpu2: nvidia_peermem is not loaded"),
         (examined(acs=3), WARNING, "PCI access control", "gpu2: on, in 3 PCI bridges"),
-        (examined(kills=True), WARNING, "end of the login", "gpu2: KillUserProcesses=yes"),
+        (limited(kills=True), WARNING, "end of the login", "gpu2: KillUserProcesses=yes"),
     ],
 )
 def test_what_differs_or_lacks_is_named_with_its_host(host: Facts, level: str, name: str, words: str) -> None:
@@ -99,25 +100,57 @@ def test_who_has_the_gpus() -> None:
 
 
 def test_hosts_without_gpus_are_asked_nothing_of_gpus() -> None:
-    plain = replace(ONE, inventory=replace(INVENTORY, gpus=()), examined=replace(EXAMINED, infiniband=(), locked=65536))
+    limits = replace(LIMITS, infiniband=(), locked=65536)
+    plain = replace(ONE, inventory=replace(INVENTORY, gpus=(), limits=limits))
     assert said(plain) == []
     assert {check.name for check in checks([plain])}.isdisjoint({"GPUDirect", "PCI access control", "driver"})
 
 
 def test_the_bandwidth_beside_the_slowest_link() -> None:
-    slow = examined(infiniband=(), speed=10_000)
+    slow = replace(limited(infiniband=()), examined=replace(EXAMINED, speed=10_000))
     measured = Measured(size=64 << 20, seconds=0.064, ranks=2, backend="nccl")
     check = bandwidth(measured, [ONE, slow])
     assert check.found == "nccl, 2 ranks, 64 MiB: 1.05 GB/s on the bus of 1.25 that the slowest link can do"
     assert check.level == FINE
     assert bandwidth(measured, [ONE, TWO]).level == WARNING
-    assert bandwidth(measured, [examined(infiniband=(), speed=0)]).found.endswith("what the links can do is not told")
+    assert bandwidth(measured, [replace(slow, examined=replace(EXAMINED, speed=0))]).found.endswith("is not told")
 
 
 def test_this_machine_can_be_examined() -> None:
     found = examine()
     assert found == Examined.from_json(found.to_json())
-    assert found.name and found.files
+    assert found.name
+    here = local_inventory()
+    assert here.limits is not None
+    assert here.limits.files
+    assert here == Inventory.from_json(here.to_json())
+
+
+@pytest.mark.parametrize(
+    ("changes", "nccl", "words"),
+    [
+        ({"shared_memory": 64_000_000}, False, "gpu2: /dev/shm has 0.1 GB"),
+        ({"files": 256}, False, "gpu2: 256 at most"),
+        ({"kills": True}, False, "gpu2: KillUserProcesses=yes"),
+        ({"locked": 65536}, True, "gpu2: 0 MB at most"),
+        ({"infiniband": (replace(PORT, state="DOWN"),)}, True, "gpu2: no port is active"),
+    ],
+)
+def test_what_the_start_of_a_job_says_by_itself(changes: dict[str, Any], nccl: bool, words: str) -> None:
+    hosts = [INVENTORY, limited(**changes).inventory]
+    [check] = at_start(hosts, nccl=nccl)
+    assert check.found.startswith(words)
+    assert check.remedy
+    assert at_start(hosts[:1], nccl=nccl) == []
+
+
+def test_the_start_says_nothing_of_what_does_not_matter_or_is_not_known() -> None:
+    bad = limited(locked=65536, infiniband=(replace(PORT, state="DOWN"),)).inventory
+    assert at_start([INVENTORY, bad], nccl=False) == []
+    assert at_start([limited(infiniband=(replace(PORT, state="DOWN"),)).inventory], nccl=True) == [], "one host"
+    assert at_start([replace(INVENTORY, limits=None), limited(shared_memory=-1).inventory], nccl=True) == []
+    with pytest.raises(ValueError, match="gpu1 has not said"):
+        list(checks([replace(ONE, inventory=replace(INVENTORY, limits=None))]))
 
 
 def space(*capabilities: tuple[int, int, bytes]) -> bytes:

@@ -15,6 +15,7 @@ from pathlib import Path
 from ..paths import scratch_dir
 from ..plan import Gpu, Inventory, Software
 from . import tickets
+from .limits import limits
 from .nvml import Nvml
 
 
@@ -30,6 +31,7 @@ def local_inventory(environ: Mapping[str, str] | None = None) -> Inventory:
         torch=installed("torch"),
         disk=_free_disk(scratch_dir(environ)),
         numactl=shutil.which("numactl", path=environ.get("PATH")) is not None,
+        limits=limits(),
     )
 
 

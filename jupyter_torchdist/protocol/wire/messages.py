@@ -233,20 +233,6 @@ class Removed(Record):
 
 
 @dataclass(frozen=True)
-class InfinibandPort(Record):
-    """A port of an adapter for InfiniBand or RoCE, as the kernel describes it."""
-
-    port: str
-    """``mlx5_0:1``."""
-    state: str
-    """``ACTIVE``, ``DOWN``, ``INIT``, ``ARMED``."""
-    rate: str
-    """``200 Gb/sec (4X HDR)``."""
-    layer: str
-    """``InfiniBand``, or ``Ethernet`` for RoCE."""
-
-
-@dataclass(frozen=True)
 class Examined(Record):
     """From ``node/examine.py``. Sizes in bytes; an empty text or 0 is what the node does not have or does not tell."""
 
@@ -264,21 +250,12 @@ class Examined(Record):
     nccl: str
     driver: str
     """The GPUs' driver."""
-    shared_memory: int
-    """Of /dev/shm."""
-    locked: int
-    """Memory that a process may lock; -1 for no limit."""
-    files: int
-    """How many a process may have open; -1 for no limit."""
-    infiniband: tuple[InfinibandPort, ...]
     peer_memory: bool
     """Whether the module nvidia_peermem is loaded."""
     acs: int
     """PCI bridges that send traffic between GPUs through the root; -1 where only root can see that."""
     holders: tuple[str, ...]
     """Processes that hold memory of GPUs: of whom, which."""
-    kills: bool
-    """Whether logind kills our processes at the end of the last login."""
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -27,14 +28,25 @@ make_subclass: Callable[..., Any] = torch.Tensor._make_subclass
 
 
 def all_finite(tensors: list[Tensor]) -> bool:
-    """Whether floating-point tensors on the CPU hold neither NaN nor infinity: one call for all of them.
+    """Whether floating-point tensors on the CPU hold neither NaN nor infinity.
 
-    The kernel of gradient scalers also multiplies, here by 1: it writes what it has read. Through ``data`` that is no
-    change to autograd. Raises ``RuntimeError`` for a tensor whose elements share memory.
+    Parts of a few whole tensors, as gradients in buckets are: a finite sum of each whole one says so. Else one call for
+    all of them: the kernel of gradient scalers also multiplies, here by 1, so it writes what it has read. Through
+    ``data`` that is no change to autograd. Raises ``RuntimeError`` for a tensor whose elements share memory.
     """
+    wholes = {id(whole): whole for one in tensors if (whole := one._base) is not None and whole.dtype is one.dtype}
+    elements = sum(map(Tensor.numel, tensors))
+    few = 4 * len(wholes) <= len(tensors) and sum(map(Tensor.numel, wholes.values())) <= 2 * elements
+    if few and all(id(one._base) in wholes for one in tensors) and all(map(_has_finite_sum, wholes.values())):
+        return True
     found = torch.zeros(1)
     unscale_all([one.data for one in tensors], found, torch.ones(1))
     return not found.item()
+
+
+def _has_finite_sum(tensor: Tensor) -> bool:
+    """It may be infinite although no element is."""
+    return math.isfinite(tensor.detach().sum(dtype=torch.promote_types(tensor.dtype, torch.float32)).item())
 
 
 def storage_references(tensor: Tensor) -> int:

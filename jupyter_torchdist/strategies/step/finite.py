@@ -129,7 +129,11 @@ class Guard:
             self._new = False
         parameters = [one for one in trained_by(optimizer) if one.grad is not None and not one.grad.is_meta]
         vector = _measured([_values(one.grad) for one in parameters], self._context.device)
-        looked = _Looked(self._step(), self.origins.line, parameters, vector, None, self.origins.now())
+        origin = self.origins.now()
+        if vector is None and not self._exchanges:
+            return
+        vector = torch.zeros(len(parameters), device=self._context.device) if vector is None else vector
+        looked = _Looked(self._step(), self.origins.line, parameters, vector, None, origin)
         if self._exchanges:
             looked.anywhere = (~torch.isfinite(vector)).any().to(torch.float32)
             dist.all_reduce(looked.anywhere, dist.ReduceOp.MAX)
@@ -197,16 +201,19 @@ def _values(gradient: Tensor | None) -> Tensor:
     return values.coalesce().values() if values.is_sparse else values
 
 
-def _measured(gradients: Sequence[Tensor], device: torch.device) -> Tensor:
-    """A number for each gradient, which is finite exactly if the gradient is: one pass over them, no memory."""
+def _measured(gradients: Sequence[Tensor], device: torch.device) -> Tensor | None:
+    """A number for each gradient, which is finite exactly if the gradient is: one pass over them, no memory.
+
+    None: all are finite.
+    """
     if not gradients:
-        return torch.zeros(0, device=device)
+        return None
     if all(one.is_cuda and one.numel() for one in gradients):
         return torch.stack([one.to(torch.float32) for one in norms(list(gradients), float("inf"))])
-    if all(one.device.type == "cpu" and one.is_floating_point() for one in gradients):
+    if all(one.is_cpu and one.is_floating_point() for one in gradients):
         with contextlib.suppress(RuntimeError):  # elements that share memory
             if all_finite(list(gradients)):
-                return torch.zeros(len(gradients), device=device)
+                return None
     sums = torch.tensor([_number(one) for one in gradients])
     for number in (~torch.isfinite(sums)).nonzero().flatten().tolist():
         if bool(torch.isfinite(gradients[number]).all()):  # the sum has overflowed

@@ -34,11 +34,12 @@ def all_finite(tensors: list[Tensor]) -> bool:
     all of them: the kernel of gradient scalers also multiplies, here by 1, so it writes what it has read. Through
     ``data`` that is no change to autograd. Raises ``RuntimeError`` for a tensor whose elements share memory.
     """
-    wholes = {id(whole): whole for one in tensors if (whole := one._base) is not None and whole.dtype is one.dtype}
-    elements = sum(map(Tensor.numel, tensors))
-    few = 4 * len(wholes) <= len(tensors) and sum(map(Tensor.numel, wholes.values())) <= 2 * elements
-    if few and all(id(one._base) in wholes for one in tensors) and all(map(_has_finite_sum, wholes.values())):
-        return True
+    bases = [base for one in tensors if (base := one._base) is not None and base.dtype is one.dtype]
+    wholes = {id(base): base for base in bases}.values()
+    if len(bases) == len(tensors) and 4 * len(wholes) <= len(tensors):
+        little = sum(map(Tensor.numel, wholes)) <= 2 * sum(map(Tensor.numel, tensors))
+        if little and all(map(_has_finite_sum, wholes)):
+            return True
     found = torch.zeros(1)
     unscale_all([one.data for one in tensors], found, torch.ones(1))
     return not found.item()

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from tests.benchmarks import turns
 from tests.benchmarks.report import Row, median
 from tests.benchmarks.stage import Stage
-from tests.benchmarks.strategies import BY_HAND, CASES, CELL, DATA, LOOP, MODEL, NARROW, OWN_COST, Spent
+from tests.benchmarks.strategies import BY_HAND, CASES, CELL, DATA, LOOP, MODEL, NARROW, OWN_COST, WIDTH, Spent
 from tests.notebook import Notebook
 
 RUNS = 6
@@ -62,7 +62,7 @@ def rows() -> Iterator[Row]:
 
 def compared(recorded: Notebook, off: Notebook) -> Iterator[Row]:
     """With the recorder, and in a notebook without it."""
-    ours, bare = by_turns(recorded, off, "--ranks 2 --strategy ddp", CELL, UNWATCHED + CELL)
+    ours, bare = by_turns(recorded, off, "--ranks 2 --strategy ddp", CELL, UNWATCHED + CELL, width=WIDTH)
     step = median([clock for clock, _ in bare])
     note = (
         f"The median of {len(bare)} pairs, beside the same cell without them, where a step takes {step:.3g} ms: "
@@ -91,13 +91,15 @@ def _rows(what: str, ours: Spent, bare: Spent, scale: float, unit: str, limit: f
         yield Row("recorder", what + of, median(more), unit, limit, note=note, samples=more, sure=True)
 
 
-def by_turns(recorded: Notebook, bare: Notebook, line: str, loop: str, without: str = "") -> tuple[Spent, Spent]:
+def by_turns(
+    recorded: Notebook, bare: Notebook, line: str, loop: str, without: str = "", *, width: int = NARROW
+) -> tuple[Spent, Spent]:
     """Milliseconds a step with and without the recorder, both at one time, in turns; ``without``: another loop."""
     ours: Spent = []
     theirs: Spent = []
     for _ in range(RUNS):
         table = turns.Table()
-        setup = f"{MODEL}WIDTH = {NARROW}\n{DATA}{turns.SOURCE}port = {table.port}\noptions = {{}}\n"
+        setup = f"{MODEL}WIDTH = {width}\n{DATA}{turns.SOURCE}port = {table.port}\noptions = {{}}\n"
 
         def run(notebook: Notebook, setup: str = setup) -> None:
             notebook.run(setup, timeout=120)

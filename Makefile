@@ -24,13 +24,13 @@ WORKERS ?= 3
 # Our processes are short-lived and many: without compiled files each would compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo diagnose-score test test-alone test-jobs test-unit test-cluster test-engines test-spark test-ranks test-strategies test-deepspeed test-trackers test-browser test-front test-torch test-releases seen lint format docs bench soak lab front browser cluster engines screenshots wheel clean
+.PHONY: demo diagnose-score test test-alone test-jobs test-unit test-cluster test-engines test-spark test-ranks test-differential test-strategies test-deepspeed test-trackers test-browser test-front test-torch test-releases seen lint format docs bench soak lab front browser cluster engines screenshots wheel clean
 
 demo: $(READY) front
 	@$(BIN)/python scripts/demo.py
 
-# Two processors: one has unit tests, then trackers and Spark; the other browsers, which wait a part of their time, and then
-# what starts ranks.
+# Two processors: one has unit tests, then trackers, Spark and cells beside plain ones; the other browsers, which wait a part
+# of their time, and then what starts ranks.
 # What each needs on a fresh clone (Python's packages, npm's, a browser) is set up at the same time.
 test:
 	@$(MAKE) --no-print-directory --jobs 4 test-alone test-jobs test-front
@@ -39,6 +39,7 @@ test-alone: $(READY)
 	@$(MAKE) --no-print-directory test-unit
 	@$(MAKE) --no-print-directory test-trackers
 	@$(MAKE) --no-print-directory test-spark
+	@$(MAKE) --no-print-directory test-differential
 
 test-jobs: $(READY) front browser cluster engines
 	@$(MAKE) --no-print-directory test-browser
@@ -55,7 +56,12 @@ test-unit: $(READY)
 	$(call told,unit,$(PYTEST) tests/unit)
 
 test-ranks: $(READY)
-	$(PYTEST) -m "not soak and not strategies" tests/integration tests/differential
+	$(PYTEST) -m "not soak and not strategies" tests/integration
+
+# Cells run plainly and on ranks.
+test-differential: WORKERS = 0
+test-differential: $(READY)
+	$(call told,differential,$(PYTEST) -m "not soak and not strategies" tests/differential)
 
 # On several hosts, which are namespaces of this machine; one set of them, as two would share the processors.
 test-cluster: WORKERS = 0

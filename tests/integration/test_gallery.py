@@ -84,8 +84,8 @@ SHOWN: dict[str, dict[str, str]] = {
 TRAINERS = ("accelerate", "hf_trainer", "lightning")
 """Of other libraries: ``test_trainers`` looks at each."""
 
-SLOW = ("memory_plan", "one_cell_five_strategies", *TRAINERS)
-"""Soaked: a minute and a half; and what ``test_one_cell_five_strategies`` runs in fewer steps."""
+SLOW = ("auto", "fsdp", "huggingface", "memory_plan", "one_cell_five_strategies", *TRAINERS)
+"""Soaked: more than a minute; and what ``test_one_cell_five_strategies`` runs in fewer steps."""
 
 WITHIN = 1e-5
 """How far curves in fp32 may be from each other."""

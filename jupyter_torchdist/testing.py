@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from . import marshal
-from .driver.zygote import serve
+from .driver.zygote import forking, serve
 from .launchers.base import EngineState
 from .launchers.local import LocalLauncher
 from .protocol import codec
@@ -341,4 +341,4 @@ def _run_code(spec: JobSpec, namespace: dict[str, Any], flags: int) -> None:
 
 
 if __name__ == "__main__":
-    serve(run_job)
+    serve(forking(run_job))

@@ -9,7 +9,7 @@ import re
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from shutil import rmtree
@@ -115,11 +115,15 @@ class CellFailed(AssertionError):
 class Notebook:
     """A kernel of its own. Use it as a context: leaving it ends the kernel.
 
-    ``server``: fork it there, instead of starting a new interpreter.
+    ``server``: fork it there, instead of starting a new interpreter. ``within``: the words of a command that runs it.
     """
 
     def __init__(
-        self, cwd: Path, environ: Mapping[str, str] | None = None, server: kernels.ForkServer | None = None
+        self,
+        cwd: Path,
+        environ: Mapping[str, str] | None = None,
+        server: kernels.ForkServer | None = None,
+        within: Sequence[str] = (),
     ) -> None:
         self.cwd = cwd
         # Unix sockets, not ports: two kernels that start at once cannot race for one.
@@ -130,6 +134,8 @@ class Notebook:
             ip=str(self._sockets / "k"),
             connection_file=str(self._sockets / "kernel.json"),
         )
+        assert self.manager.kernel_spec is not None
+        self.manager.kernel_spec.argv[:0] = within
         if server is not None:
             self.manager.provisioner = kernels.ForkProvisioner(
                 server=server, kernel_id=self._sockets.name, kernel_spec=self.manager.kernel_spec, parent=self.manager

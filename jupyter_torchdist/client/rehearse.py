@@ -9,10 +9,11 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from functools import partial
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from .. import capture as capturing
 from ..capture import Capture
@@ -21,8 +22,10 @@ from ..protocol.machine.inventory import local_inventory
 from ..protocol.memory import MemoryPlan, Rehearsed
 from ..protocol.paths import Home
 from ..protocol.plan import Inventory, Plan
+from ..protocol.process import PROC
 from ..protocol.spec import JobSpec
 from ..protocol.strategy import StrategyPlan
+from ..protocol.world import World
 from ..store import jobdir
 from ..store.blobs import blob_store
 from .world import world_here
@@ -34,51 +37,50 @@ PATIENCE = 150.0
 
 
 class Rehearsing:
-    """The process of the rehearsals. Each strategy is rehearsed from the beginning."""
+    """Each strategy is rehearsed from the beginning, in a process that ``process`` gives. ``words``: its errors."""
 
-    def __init__(self, process: subprocess.Popen[bytes], words: IO[bytes]) -> None:
+    def __init__(
+        self, process: Callable[[], AbstractContextManager[subprocess.Popen[bytes]]], words: IO[bytes]
+    ) -> None:
         self._process, self._words = process, words
 
     def __call__(self, strategy: StrategyPlan) -> Rehearsed:
         """Rehearse the cell's first step under ``strategy``. A failure is returned as ``reason``."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        try:
-            self._process.stdin.write(json.dumps(strategy.to_json()).encode() + b"\n")
-            self._process.stdin.flush()
-        except OSError:
-            return Rehearsed(reason=self._ended())
-        if not select.select([self._process.stdout], [], [], PATIENCE)[0]:
-            return Rehearsed(reason=f"there was no answer within {PATIENCE:.0f} s")
-        line = self._process.stdout.readline()
-        return Rehearsed.from_json(json.loads(line)) if line else Rehearsed(reason=self._ended())
+        with self._process() as process:
+            return self._rehearsed(process, strategy)
 
-    def _ended(self) -> str:
-        self._process.wait()
+    def _rehearsed(self, process: subprocess.Popen[bytes], strategy: StrategyPlan) -> Rehearsed:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            process.stdin.write(json.dumps(strategy.to_json()).encode() + b"\n")
+            process.stdin.flush()
+        except OSError:
+            return Rehearsed(reason=self._ended(process))
+        if not select.select([process.stdout], [], [], PATIENCE)[0]:
+            return Rehearsed(reason=f"there was no answer within {PATIENCE:.0f} s")
+        line = process.stdout.readline()
+        return Rehearsed.from_json(json.loads(line)) if line else Rehearsed(reason=self._ended(process))
+
+    def _ended(self, process: subprocess.Popen[bytes]) -> str:
+        process.wait()
         self._words.seek(0)
         lines = self._words.read().decode("utf-8", "backslashreplace").strip().splitlines()
-        return f"its process ended ({lines[-1] if lines else f'code {self._process.returncode}'})"
+        return f"its process ended ({lines[-1] if lines else f'code {process.returncode}'})"
 
 
 @contextmanager
 def rehearsing(spec: JobSpec, capture: Capture, cwd: Path, home: Home, *, gpus: bool) -> Iterator[Rehearsing]:
-    """The process for the length of the block. Stores the captured data, as for a run. Raises ``StoreError``."""
+    """Rehearsals for the length of the block. Stores the captured data, as for a run. Raises ``StoreError``.
+
+    One process forks for each of them, or each has its own where a fork of torch is not safe.
+    """
     world = world_here(spec.options, cwd)
     with ExitStack() as stack:
         stack.enter_context(jobdir.creating(home, spec.job))
         aside = stack.enter_context(tempfile.TemporaryDirectory(prefix="torchdist-"))
         manifest = capturing.pack(capture, spec.job, blob_store(home).put)
         words = stack.enter_context(tempfile.TemporaryFile())
-        process = subprocess.Popen(
-            [sys.executable, *COMMAND],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=words,
-            env=world.environ,
-            cwd=world.cwd,
-            start_new_session=True,  # an interrupt of the kernel must not reach it
-        )
-        stack.callback(_end, process)
         order = {
             "spec": spec.to_json(),
             "manifest": manifest.to_json(),
@@ -87,11 +89,33 @@ def rehearsing(spec: JobSpec, capture: Capture, cwd: Path, home: Home, *, gpus: 
             "sys_path": list(world.sys_path),
             "gpus": gpus,
         }
+        new = partial(_process, order, world, words)
+        if PROC:
+            one = stack.enter_context(new())
+            yield Rehearsing(lambda: nullcontext(one), words)
+        else:
+            yield Rehearsing(new, words)
+
+
+@contextmanager
+def _process(order: dict[str, Any], world: World, words: IO[bytes]) -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen(
+        [sys.executable, *COMMAND],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=words,
+        env=world.environ,
+        cwd=world.cwd,
+        start_new_session=True,  # an interrupt of the kernel must not reach it
+    )
+    try:
         assert process.stdin is not None
         with suppress(OSError):  # the process has ended; the first call reports why
             process.stdin.write(json.dumps(order).encode() + b"\n")
             process.stdin.flush()
-        yield Rehearsing(process, words)
+        yield process
+    finally:
+        _end(process)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

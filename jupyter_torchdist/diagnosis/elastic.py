@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-import signal
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from ..protocol.process import signal_name
 from .prefixes import Line
 from .reading import Log
 
@@ -65,13 +65,6 @@ class Report:
 
 
 NOTHING = Report((), False, False)
-
-
-def signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 def merged(reports: Iterable[Report]) -> Report:

@@ -1,7 +1,8 @@
-"""``python -m jupyter_torchdist.driver --zygote`` forks a driver for each job; ``--attach JOB_ROOT`` takes one up.
+"""``python -m jupyter_torchdist.driver --zygote`` starts a driver for each job; ``--attach JOB_ROOT`` takes one up.
 
 The zygote has the agent and a warm process started before the first job comes, and keeps them until the end of
-its standard input: then the kernel is gone.
+its standard input: then the kernel is gone. Where no rank can run on this machine, it only keeps the next driver
+ready (``--spare``).
 """
 
 from __future__ import annotations
@@ -10,14 +11,13 @@ import os
 import signal
 import sys
 from pathlib import Path
-from typing import Any
 
 from ..launchers import registry
 from ..launchers.local import LocalLauncher
 from ..protocol.errors import ChannelError, LaunchError
 from ..protocol.paths import JobPaths
 from ..protocol.plan import NodePlan
-from ..protocol.process import ProcessId
+from ..protocol.process import PROC, ProcessId
 from ..protocol.wire.channel import Channel
 from ..protocol.world import World
 from ..store.journal import JournalInUse
@@ -31,10 +31,16 @@ _HERE = NodePlan("node0", (0,))
 def main(words: list[str]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    if words == ["--zygote"]:
+    if words == ["--zygote"] and PROC:
         warmth = Warmth()
         warmth.keep()
-        zygote.serve(warmth.drive, warmth.keep)
+        zygote.serve(zygote.forking(warmth.drive), warmth.keep)
+    elif words == ["--zygote"]:
+        spares = zygote.Spares([sys.executable, "-m", "jupyter_torchdist.driver", "--spare"])
+        spares.keep()
+        zygote.serve(spares, spares.keep)
+    elif words == ["--spare"]:
+        zygote.wait_for_a_job(_drive_line)
     elif words[:1] == ["--attach"] and len(words) == 2:
         _drive(JobPaths(Path(words[1])))
     else:
@@ -64,15 +70,19 @@ class Warmth:
             print(error, file=sys.stderr)  # the job that needs the agent reports it to the user again
             self._let_go()
 
-    def drive(self, value: dict[str, Any]) -> None:
+    def drive(self, value: zygote.Line) -> None:
         """Run in a forked driver, which opens its own connection."""
         self._let_go()
-        _drive(JobPaths(Path(value["job_root"])), World.from_json(value["world"]), value["blobs"])
+        _drive_line(value)
 
     def _let_go(self) -> None:
         if self._channel is not None:
             self._channel.close()
             self._channel = None
+
+
+def _drive_line(value: zygote.Line) -> None:
+    _drive(JobPaths(Path(value["job_root"])), World.from_json(value["world"]), value["blobs"])
 
 
 def _drive(paths: JobPaths, world: World | None = None, blobs: str = "") -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from ..protocol.machine import tickets
 from ..protocol.machine.inventory import gpus, local_inventory
 from ..protocol.plan import Inventory, NodePlan, Plan, is_open
+from ..protocol.process import check_ranks
 from ..protocol.spec import Options
 from ..protocol.wire.channel import Channel
 from ..protocol.wire.connect import connect_agent
@@ -31,6 +32,7 @@ class LocalLauncher(ChannelPerNode):
         self._state = EngineState()
 
     def probe(self, options: Options, environ: Mapping[str, str]) -> tuple[Inventory, ...]:
+        check_ranks()
         return (local_inventory(environ),)
 
     def submit(self, plan: Plan, attempt: int) -> Self:

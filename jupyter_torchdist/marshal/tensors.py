@@ -65,7 +65,7 @@ def is_tensor(kind: type) -> bool:
 
 
 def reduce_tensor(value: Any, storages: Storages) -> Any:
-    """The reduction of a dense tensor on the CPU or CUDA; NotImplemented means that torch reduces the tensor."""
+    """The reduction of a dense tensor on the CPU, CUDA or MPS; NotImplemented means that torch reduces the tensor."""
     torch: Any = sys.modules["torch"]
     from ..torch_private.places import DisableTorchFunctionSubclass
 
@@ -109,7 +109,7 @@ def _plain(value: Any, torch: Any) -> bool:
         and not own
         and not torch.nn.parameter.is_lazy(value)
         and value.layout is torch.strided
-        and value.device.type in ("cpu", "cuda")
+        and value.device.type in ("cpu", "cuda", "mps")
         and not value.is_quantized
         and not value.is_nested
         and not is_functional(value)

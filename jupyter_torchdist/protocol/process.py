@@ -1,15 +1,25 @@
-"""The identity of a process, so that a signal never hits another process with a reused pid. Reads /proc."""
+"""The identity of a process, so that a signal never hits another process with a reused pid.
+
+Reads /proc, which ranks need. Jobs whose ranks are on hosts do not: without /proc, ps(1) knows processes.
+"""
 
 from __future__ import annotations
 
+import calendar
 import os
 import signal
 import socket
+import subprocess
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 
+from .errors import LaunchError
 from .typed import Record
+
+PROC = os.path.exists("/proc/self/stat")
+"""Whether processes are files in /proc (proc(5)), as on Linux. macOS has no such files."""
 
 STACKS_SIGNAL = signal.SIGRTMIN + 7 if hasattr(signal, "SIGRTMIN") else signal.SIGUSR1
 """At this signal a rank writes its stacks. SIGUSR1 does so, too, but user code may have a handler of its own for it."""
@@ -28,12 +38,39 @@ def job_token(job: str, node: str) -> str:
 
 @lru_cache(maxsize=1)
 def boot_id() -> str:
-    """An id that changes with every boot of this machine; empty if the system has none (macOS)."""
+    """An id that changes with every boot of this machine; empty if the system has none."""
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
             return file.read().strip()
     except OSError:
+        return _boot_session()
+
+
+def _boot_session() -> str:
+    """macOS's id of this boot; empty on other systems."""
+    if os.uname().sysname != "Darwin":
         return ""
+    try:
+        return _said("/usr/sbin/sysctl", "-n", "kern.bootsessionuuid").strip()
+    except OSError:
+        return ""
+
+
+def _said(*command: str) -> str:
+    # A full path and inherited descriptors (Python's are not): macOS then spawns, and copies no large kernel.
+    environ = {**os.environ, "LC_ALL": "C", "TZ": "UTC0"}
+    return subprocess.run(
+        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, env=environ, close_fds=False, check=False
+    ).stdout
+
+
+def check_ranks() -> None:
+    """Raises ``LaunchError`` where no rank can run."""
+    if not PROC:
+        raise LaunchError(
+            f"ranks on this machine ({socket.gethostname()}) need Linux, and a /proc",
+            "name other machines: --hosts HOST,HOST",
+        )
 
 
 @lru_cache(maxsize=1)
@@ -74,6 +111,25 @@ def parse_stat(line: bytes) -> list[str]:
     return rest.decode("ascii", "replace").split()
 
 
+_PS = "/bin/ps"
+_LSTART = "%a %b %d %H:%M:%S %Y"
+
+
+def _started(pid: int) -> int:
+    """When the process started, in seconds since the epoch, as ps(1) says; 0 if it ended or is a zombie.
+
+    Two answers for one process may differ by one second. Raises ``OSError`` when there is no ps(1).
+    """
+    words = _said(_PS, "-o", "stat=", "-o", "lstart=", "-p", str(pid)).split(None, 1)
+    if len(words) < 2 or words[0].startswith("Z"):
+        return 0
+    return calendar.timegm(time.strptime(words[1].strip(), _LSTART))
+
+
+_DEVIATION = 0 if PROC else 1
+"""By how much two values of ``start_ticks`` for one process may differ."""
+
+
 def session_of(pid: int) -> int:
     """The session (setsid(2)) of the process, a pid; 0 if the process ended."""
     try:
@@ -83,8 +139,13 @@ def session_of(pid: int) -> int:
 
 
 def start_ticks(pid: int) -> int:
-    """When the process started, in clock ticks since boot; 0 if it ended or is a zombie, and on macOS."""
+    """When the process started, in clock ticks since boot; 0 if it ended or is a zombie.
+
+    Without /proc: in seconds since the epoch, to one second.
+    """
     try:
+        if not PROC:
+            return _started(pid)
         fields = stat_fields(pid)
     except OSError:
         return 0
@@ -112,21 +173,14 @@ class ProcessId(Record):
     @property
     def here(self) -> bool:
         """Whether the process is on this machine, in this boot and in this pid namespace."""
-        if self.boot:
-            return self.boot == boot_id() and self.namespace == pid_namespace()
-        return self.host == socket.gethostname()
+        same = (self.boot, self.namespace) == (boot_id(), pid_namespace())
+        return same and (bool(self.boot) or self.host == socket.gethostname())
 
     def alive(self) -> bool:
         """Whether the process runs (a zombie does not). Only meaningful if ``here`` is true, else False."""
         if not self.here or self.pid <= 0:
             return False
-        if not self.boot:
-            try:
-                os.kill(self.pid, 0)
-            except ProcessLookupError:
-                return False
-            return True
-        return self.ticks != 0 and start_ticks(self.pid) == self.ticks
+        return self.ticks != 0 and abs(start_ticks(self.pid) - self.ticks) <= _DEVIATION
 
     def open(self) -> int:
         """A pidfd (pidfd_open(2)) of exactly this process. Raises ``ProcessLookupError`` if it ended."""
@@ -231,15 +285,24 @@ def descendants(root: int) -> list[int]:
 def exit_in_words(code: int) -> str:
     """The meaning of an exit status (negative: a signal, as in ``subprocess``), as the end of a sentence."""
     if code < 0:
-        try:
-            name = signal.Signals(-code).name
-        except ValueError:
-            name = f"signal {-code}"
+        name = signal_name(-code)
         return f"was killed ({name}{_SIGNAL_CAUSES.get(name, '')})"
     if code in _EXIT_CAUSES:
         return f"ended with exit code {code} ({_EXIT_CAUSES[code]})"
     return f"ended with exit code {code}"
 
+
+def signal_name(number: int) -> str:
+    """Of a signal's number on Linux, where ranks run: on this system it may mean another signal."""
+    return f"SIG{_SIGNALS[number - 1]}" if 0 < number <= len(_SIGNALS) else f"signal {number}"
+
+
+_SIGNALS = (
+    *("HUP", "INT", "QUIT", "ILL", "TRAP", "ABRT", "BUS", "FPE", "KILL", "USR1", "SEGV", "USR2", "PIPE", "ALRM"),
+    *("TERM", "STKFLT", "CHLD", "CONT", "STOP", "TSTP", "TTIN", "TTOU", "URG", "XCPU", "XFSZ", "VTALRM", "PROF"),
+    *("WINCH", "IO", "PWR", "SYS"),
+)
+"""From number 1 on (signal(7), x86 and ARM)."""
 
 _SIGNAL_CAUSES = {
     "SIGSEGV": ": a crash in native code",

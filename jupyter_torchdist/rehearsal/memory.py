@@ -1,8 +1,9 @@
 """A process that runs a cell's first training steps on fake tensors, and reports the memory that they need.
 
 The client starts it. The first line of standard input is an ``Order`` (JSON) with the cell. Each further line is a
-``StrategyPlan``, and is answered by a line with a ``Rehearsed``. Each strategy is tried in its own fork. The cell may
-read files. An action that would change anything outside the process is refused, and ends the rehearsal.
+``StrategyPlan``, and is answered by a line with a ``Rehearsed``. Each strategy is tried in its own fork; where a fork
+of torch is not safe (macOS), the process ends after the first. The cell may read files. An action that would change
+anything outside the process is refused, and ends the rehearsal.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import Any, BinaryIO
 from .. import marshal
 from ..protocol.bundle import Manifest
 from ..protocol.memory import Rehearsed
+from ..protocol.process import PROC
 from ..protocol.spec import JobSpec
 from ..protocol.strategy import StrategyPlan
 from ..ranks import bootstrap, execution
@@ -64,7 +66,7 @@ def main() -> None:
     sys.path[:] = order.sys_path
     _import_torch()
     for line in iter(sys.stdin.buffer.readline, b""):
-        child = os.fork()
+        child = os.fork() if PROC else 0
         if child == 0:
             _answer(order, StrategyPlan.from_json(json.loads(line)), answers)
         _, status = os.waitpid(child, 0)
@@ -83,7 +85,7 @@ def _import_torch() -> None:
 
 
 def _answer(order: Order, plan: StrategyPlan, answers: BinaryIO) -> None:
-    """Rehearse in the fork, write the answer and exit."""
+    """Rehearse, write the answer and exit."""
     try:
         found = rehearse(order, plan)
         _write(answers, found)

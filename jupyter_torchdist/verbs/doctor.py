@@ -16,6 +16,7 @@ from ..protocol.errors import TorchDistError
 from ..protocol.machine.inventory import local_inventory
 from ..protocol.paths import home, make_private, runtime_dir
 from ..protocol.plan import Inventory
+from ..protocol.process import PROC
 from ..protocol.wire import agents
 from ..protocol.wire.channel import Channel
 from ..protocol.wire.connect import connect_agent
@@ -26,7 +27,7 @@ FREE = 1_000_000_000
 SHARED = 256_000_000
 """With fewer bytes in /dev/shm, DataLoader workers are likely to fail; containers often have 64 MB."""
 SOCKET_PATH = 100
-"""Longest path of a unix socket (sun_path of unix(7) has 108 bytes) without its file name."""
+"""Longest path of a unix socket (sun_path has 104 bytes on macOS, 108 on Linux) without its file name."""
 WARM_SECONDS = 60.0
 
 
@@ -38,6 +39,10 @@ def checks() -> Iterator[Check]:
     yield _gpus(inventory)
     yield _data_directory()
     yield _runtime_directory()
+    if not PROC:
+        remedy = "name other machines: --hosts HOST; `%dist doctor --hosts HOST` checks them"
+        yield Check("ranks", WARNING, "this machine can have none, because it has no /proc", remedy)
+        return
     yield _shared_memory()
     yield _loopback()
     yield _warm_start()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -18,17 +19,26 @@ from jupyter_torchdist.client.drivers import DriverPool
 from jupyter_torchdist.protocol import codec
 from jupyter_torchdist.protocol.errors import LaunchError
 from jupyter_torchdist.protocol.paths import Home, JobPaths
-from jupyter_torchdist.protocol.process import ProcessId
+from jupyter_torchdist.protocol.process import ProcessId, descendants, start_ticks
 from jupyter_torchdist.protocol.world import World
+from tests.leaks import wait_until
 
 SERVES = """
 import json, os, sys, time
-from jupyter_torchdist.driver.zygote import serve
+from jupyter_torchdist.driver.zygote import forking, serve, Spares, wait_for_a_job
 
 def drive(line):
     {}
 
-serve(drive)
+serve(forking(drive))
+"""
+WITHOUT_FORKS = """
+if sys.argv[1:] == ["--spare"]:
+    wait_for_a_job(drive)
+else:
+    spares = Spares([sys.executable, "-c", sys.orig_argv[2], "--spare"])
+    spares.keep()
+    serve(spares, spares.keep)
 """
 WRITES = SERVES.format("""
     told = line["world"]["environ"]["TOLD"]
@@ -41,11 +51,14 @@ WRITES = SERVES.format("""
 Made = Callable[[str], DriverPool]
 
 
-@pytest.fixture
-def pool_of(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Made]:
+@pytest.fixture(params=["forks", "spares"])
+def pool_of(home: Path, request: pytest.FixtureRequest) -> Iterator[Made]:
+    """Drivers are started as on Linux, and as on macOS."""
     pools = []
 
     def make(program: str) -> DriverPool:
+        if request.param == "spares":
+            program = program.replace("serve(forking(drive))\n", WITHOUT_FORKS)
         pools.append(DriverPool(("-c", program)))
         return pools[-1]
 
@@ -176,6 +189,18 @@ def test_the_zygote_ends_with_its_kernel(home: Path, tmp_path: Path) -> None:
     while Path(f"/proc/{zygote}").exists():
         assert time.monotonic() < deadline, "the zygote outlived its kernel"
         time.sleep(0.01)
+
+
+@pytest.mark.parametrize("pool_of", ["spares"], indirect=True)
+def test_a_spare_driver_that_was_killed_is_replaced(pool_of: Made, job: JobPaths, tmp_path: Path) -> None:
+    pool = pool_of(WRITES)
+    pool.warm()
+    zygote = process_of(pool)
+    assert wait_until(lambda: len(descendants(zygote.pid)) == 1, 20)
+    (spare,) = descendants(zygote.pid)
+    os.kill(spare, signal.SIGKILL)
+    assert wait_until(lambda: not start_ticks(spare), 20)
+    assert give(pool, job, tmp_path / "told")["pid"] != spare
 
 
 def test_many_threads_warm_one_zygote(pool_of: Made) -> None:

@@ -152,7 +152,7 @@ def test_a_full_disk_starts_nothing(home: Path, pool: DriverPool, monkeypatch: p
 
 def test_a_driver_that_dies_leaves_no_job(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pool = DriverPool(
-        ("-c", "from jupyter_torchdist.driver.zygote import serve; serve(lambda line: exit('no sockets'))")
+        ("-c", "from jupyter_torchdist.driver import zygote as z; z.serve(z.forking(lambda line: exit('no sockets')))")
     )
     with pytest.raises(LaunchError) as caught:
         submit(cell("pass\n"), pool=pool)

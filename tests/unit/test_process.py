@@ -8,24 +8,31 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from jupyter_torchdist.protocol import codec
+from jupyter_torchdist.protocol.errors import LaunchError
 from jupyter_torchdist.protocol.process import (
     JOB_TOKEN,
     JOB_TOKEN_LENGTH,
     ProcessId,
+    _boot_session,
+    _started,
     boot_id,
+    check_ranks,
     descendants,
     exit_in_words,
     job_token,
     job_token_of,
     processes_of_job,
     session_of,
+    signal_name,
     start_ticks,
 )
 from tests.leaks import wait_until
@@ -124,6 +131,67 @@ def test_the_namespace_is_that_of_the_process_not_of_its_parent() -> None:
     if pid == 0:
         os._exit(0 if ProcessId.mine().pid == os.getpid() and ProcessId.mine().alive() else 1)
     assert os.waitpid(pid, 0)[1] == 0
+
+
+# -- where there is no /proc
+
+IDENTITY = ProcessId.__module__
+
+
+@pytest.fixture
+def without_proc(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As far as the identity of a process is concerned."""
+    monkeypatch.setattr(f"{IDENTITY}.PROC", False)
+    monkeypatch.setattr(f"{IDENTITY}._DEVIATION", 1)
+    monkeypatch.setattr(f"{IDENTITY}.boot_id", _boot_session)
+    monkeypatch.setattr(f"{IDENTITY}.pid_namespace", str)
+    monkeypatch.delattr(os, "pidfd_open")
+
+
+@pytest.mark.parametrize("zone", ["UTC0", "Asia/Kolkata"])
+def test_ps_knows_when_a_process_started(spawn: Spawn, monkeypatch: pytest.MonkeyPatch, zone: str) -> None:
+    monkeypatch.setenv("TZ", zone)
+    monkeypatch.setenv("LC_ALL", "de_DE.UTF-8")
+    before = time.time()
+    child = spawn()
+    assert before - 2 <= _started(child.pid) <= time.time() + 2
+
+
+@pytest.mark.usefixtures("without_proc")
+def test_ps_knows_who_lives(spawn: Spawn) -> None:
+    child = spawn()
+    identity = ProcessId.of(child.pid)
+    assert (identity.boot, identity.namespace) == ("", "")
+    assert identity.here and identity.alive()
+    changes: list[dict[str, Any]] = [{"ticks": identity.ticks - 5}, {"ticks": 0}, {"host": "far"}, {"boot": "another"}]
+    for change in changes:
+        other = replace(identity, **change)
+        assert not other.alive() and not other.signal(signal.SIGKILL)
+    assert child.poll() is None
+    assert identity.signal(signal.SIGTERM)
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # it is a zombie now
+    assert not identity.alive()
+    assert child.wait() == -signal.SIGTERM
+    assert not identity.alive() and not identity.signal(signal.SIGKILL)
+
+
+@pytest.mark.usefixtures("without_proc")
+def test_without_ps_nobody_lives(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(f"{IDENTITY}._PS", "/nowhere/ps")
+    assert start_ticks(os.getpid()) == 0
+    assert not ProcessId.mine().alive()
+
+
+@pytest.mark.usefixtures("without_proc")
+def test_ranks_need_proc() -> None:
+    with pytest.raises(LaunchError, match=r"ranks on this machine .* need Linux, ") as caught:
+        check_ranks()
+    assert "--hosts" in caught.value.hint
+
+
+def test_this_system_is_no_mac() -> None:
+    assert _boot_session() == ""
+    check_ranks()
 
 
 # -- the marks of a job
@@ -241,6 +309,11 @@ def test_descendants_nearest_first(spawn: Spawn) -> None:
 )
 def test_exits_in_words(code: int, words: str) -> None:
     assert exit_in_words(code) == words
+
+
+def test_signals_have_the_names_of_linux() -> None:
+    assert [signal_name(number) for number in range(1, 32)] == [signal.Signals(number).name for number in range(1, 32)]
+    assert signal_name(0) == "signal 0"
 
 
 def test_every_signal_has_words() -> None:

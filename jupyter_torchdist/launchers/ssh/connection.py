@@ -84,7 +84,7 @@ def shared_connection(host: str) -> SharedConnection:
     chosen = dict(line.split(" ", 1) for line in said.splitlines() if " " in line)
     name = "ssh-" + hashlib.sha256(f"{host} {chosen.get('hostname')} {chosen.get('user')}".encode()).hexdigest()[:12]
     directory = runtime_dir()
-    if len(str(directory / name)) > 80:  # ssh adds 17 characters; a socket's path has at most 107
+    if len(str(directory / name)) > 80:  # ssh adds 17 characters; a socket's path has at most 103 on macOS
         directory = Path("/tmp") / f"torchdist-{os.getuid()}"
     make_private(directory)
     if chosen.get("controlmaster", "false") not in ("false", "no") and chosen.get("controlpath", "none") != "none":

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ..errors import LaunchError
 from ..paths import make_private, runtime_dir
-from ..process import JOB_TOKEN
+from ..process import JOB_TOKEN, check_ranks
 from ..version import agent_directory
 
 _START_SECONDS = 20.0
@@ -29,6 +29,7 @@ _AGAIN_SECONDS = 5.0
 
 def connect_agent(python: str) -> socket.socket:
     """A connection to the agent. If it must be started, ``python`` runs it. Raises ``LaunchError``."""
+    check_ranks()
     directory = agent_directory()
     path = str(directory / "agent.sock")
     deadline = time.monotonic() + _START_SECONDS

@@ -50,8 +50,8 @@ describe('the picture', () => {
   it('groups ranks by their host, each with its device and how it stands', async () => {
     await tab({ ranks: [aRank(0), aRank(1, { state: 'killed', why: 'was killed (SIGKILL)' })] });
     expect(texts('.td-host-name')).toEqual(['box127.0.0.1, lo']);
-    expect(texts('.td-chip')).toEqual(['0GPU 0', '1GPU 1']);
-    expect(find(page.root, '.td-chip', '1').title).toBe('rank 1: was killed (SIGKILL)');
+    expect(texts('.td-chip')).toEqual(['rank0GPU 0running, its log', 'rank1GPU 1was killed (SIGKILL), its log']);
+    expect(find(page.root, '.td-chip', 'rank1').title).toBe('rank 1: was killed (SIGKILL)');
     expect(page.root.querySelectorAll('.td-chip svg')).toHaveLength(2);
     find(page.root, '.td-chip', 'GPU 1').click();
     expect(opened).toEqual([1]);
@@ -104,7 +104,7 @@ describe('the time line', () => {
   it('has a lane for each rank, and says who comes last', async () => {
     await tab({ answers: [{ calls: late, time: NOW + 20, silent: [] }], state: 'succeeded' });
     expect(texts('.td-lane[data-rank] > span')).toEqual(['rank 0', 'rank 1']);
-    expect(find(page.root, 'section[aria-label="Collectives by rank"] [role=status]').textContent).toBe(
+    expect(find(page.root, '[aria-label="Collectives by rank"] [role=status]').textContent).toBe(
       `Rank 1 entered last in 12 of 12 collectives, most often 250 ms after the first rank. Recorded at ${clock(NOW + 20)}.`
     );
     const [waits, , last] = page.root.querySelectorAll('.td-lane[data-rank="0"] path');

@@ -59,9 +59,9 @@ def test_a_job_that_has_recorded_nothing(job: FakeJob) -> None:
 
 
 def test_when_each_rank_entered_on_one_clock(job: FakeJob) -> None:
-    files.publish_json(job.paths.clock("node1"), {"ahead": 5.0})
+    files.publish_json(job.paths.clock("node1"), {"ahead": 100.0})
     for rank in range(4):
-        ahead = 5.0 if rank > 1 else 0.0
+        ahead = 100.0 if rank > 1 else 0.0
         recorded(job, rank, entered(1, 1 + rank / 10 + ahead), entered(2, 2 + ahead), at=10 + ahead)
     told = ask(job)
     (first, second) = told["calls"]

@@ -15,7 +15,7 @@ const HOSTS = 48;
 const RANKS = 64;
 
 export class HostMap {
-  readonly element = make('section', { 'aria-label': trans('Hosts and ranks') });
+  readonly element = make('div.td-part', { role: 'group', 'aria-label': trans('Hosts and ranks') });
   private readonly chips = new Map<number, HTMLElement>();
   private plan: Plan | null = null;
   private told: readonly Transports[] | null = null;
@@ -44,9 +44,8 @@ export class HostMap {
     for (const [rank, chip] of this.chips) {
       const standing = standingOf(state, rank);
       drawShape(chip.firstElementChild!, standing);
-      const label = trans('rank %1: %2', rank, standing.words);
-      setAttribute(chip, 'aria-label', trans('Log of %1', label));
-      setAttribute(chip, 'title', label);
+      setText(chip.lastElementChild!, trans('%1, its log', standing.words));
+      setAttribute(chip, 'title', trans('rank %1: %2', rank, standing.words));
     }
   }
 
@@ -85,7 +84,14 @@ export class HostMap {
 
   private chip(node: NodePlan, rank: number, place: number): HTMLElement {
     const chip = button('button.td-chip', '', () => this.toLog(rank), this.signal);
-    chip.append(makeShape(), String(rank), make('small', {}, node.gpus[place] ? trans('GPU %1', place) : trans('CPU')));
+    const device = node.gpus[place] ? trans('GPU %1', place) : trans('CPU');
+    chip.append(
+      makeShape(),
+      make('span.td-spoken', {}, trans('rank')),
+      String(rank),
+      make('small', {}, device),
+      make('span.td-spoken')
+    );
     this.chips.set(rank, chip);
     return chip;
   }

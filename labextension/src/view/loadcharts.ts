@@ -16,7 +16,7 @@ const WIDTH = 1000;
 const HEIGHT = 100;
 
 export class LoadCharts {
-  readonly element = make('section', { 'aria-label': trans('Load of network and GPUs') });
+  readonly element = make('div.td-part', { role: 'group', 'aria-label': trans('Load of network and GPUs') });
   private drawn = 0;
 
   draw(history: LoadHistory, plan: Plan): void {

@@ -14,7 +14,7 @@ const TICKS = 5;
 const SVG = 'http://www.w3.org/2000/svg';
 
 export class Timeline {
-  readonly element = make('section', { 'aria-label': trans('Collectives by rank') });
+  readonly element = make('div.td-part', { role: 'group', 'aria-label': trans('Collectives by rank') });
   private readonly say = make('p', { role: 'status' });
   private readonly body = make('div');
   private readonly read = make('p.td-reading');

@@ -35,8 +35,9 @@ nb_execution_mode = "force" if os.environ.get("TORCHDIST_DOCS_RUN") else "off"
 nb_execution_raise_on_error = True
 nb_execution_in_temp = True
 nb_execution_timeout = 900
-# Hosts are there in a test only (tests/cluster/test_notebook.py).
-nb_execution_excludepatterns = ["notebooks/hosts.ipynb"]
+# What these need is there in a test only: tests/cluster, tests/engines, tests/trackers.
+ELSEWHERE = ("hosts", "slurm", "ray", "spark", "serverless_gpu", "mlflow")
+nb_execution_excludepatterns = [f"notebooks/{name}.ipynb" for name in ELSEWHERE]
 if not importlib.util.find_spec("deepspeed"):
     nb_execution_excludepatterns.append("notebooks/deepspeed.ipynb")
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import sysconfig
 from collections.abc import Iterable
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from importlib.util import cache_from_source
@@ -54,7 +53,7 @@ def make(place: Path, *more: str) -> Path:
     site = place / SITE
     site.mkdir(parents=True)
     for name in entries(required("torch", "numpy", *more).values()):
-        if Path(sysconfig.get_path("purelib"), name).is_dir():
+        if _source(name).is_dir():
             (site / name).mkdir()
         else:
             (site / name).touch()
@@ -62,9 +61,14 @@ def make(place: Path, *more: str) -> Path:
     return place
 
 
+def _source(name: str) -> Path:
+    """Of an entry: in this environment, or in the one below it."""
+    return next(found for folder in sys.path if (found := Path(folder, name)).exists())
+
+
 def _compile() -> None:
     """Hosts only read the packages: without compiled files each import there would compile them again, for seconds."""
-    if not Path(cache_from_source(str(Path(sysconfig.get_path("purelib"), "torch", "__init__.py")))).exists():
+    if not Path(cache_from_source(str(_source("torch") / "__init__.py"))).exists():
         environ = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
         subprocess.run([sys.executable, "-c", "import numpy, torch"], env=environ, check=True)
 
@@ -73,7 +77,7 @@ def mounts(place: Path) -> dict[Path, Path]:
     """What is mounted on a host for the environment made at ``place``, by where."""
     found = {PLACE: place}
     for entry in sorted((place / SITE).iterdir()):
-        found[PLACE / SITE / entry.name] = Path(sysconfig.get_path("purelib"), entry.name)
+        found[PLACE / SITE / entry.name] = _source(entry.name)
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,9 @@ from tests.cluster.cells import MEET, PATIENCE, SLEEP, kill_driver
 from tests.cluster.cells import start as started
 from tests.engines.jobs import COUNT, asleep, said
 from tests.engines.ray_cluster import LEFT, RayCluster
+from tests.integration.test_gallery import execute
 from tests.leaks import wait_until
+from tests.notebook import apart
 
 
 def start(pool: DriverPool, source: str, options: str = "", names: dict[str, Any] | None = None) -> Job:
@@ -64,3 +67,13 @@ def test_a_job_waits_for_nodes_and_can_be_cancelled(ray_pool: DriverPool, ray_cl
         assert said(job) == "waiting for 2 nodes with 2 CPU each; free in the whole cluster: 2 CPU and 4 GPU"
         job.interrupt()
         assert job.wait(PATIENCE).state == "cancelled"
+
+
+@pytest.mark.timeout(400)
+def test_the_notebook_and_a_ray_of_its_own(ray_cluster: RayCluster, tmp_path: Path) -> None:
+    texts = execute("ray", tmp_path)
+    assert "STRICT_SPREAD" in texts["plan"]
+    run = apart(texts["run"])
+    assert all(f"rank {rank} of 4 on node" in run for rank in range(4)) and {"node1", "node2"} <= {*run.split()}
+    assert "Sequential (64, 8) loss 0." in texts["back"] and "'succeeded'" in texts["back"]
+    assert "'CPU'" in texts["launched"] and "[14, None]" in texts["launched"]

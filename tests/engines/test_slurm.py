@@ -16,8 +16,9 @@ from tests.cluster.cells import MEET, PATIENCE, PYTHON, SLEEP, kill_driver
 from tests.cluster.cells import start as started
 from tests.engines.jobs import SAVE, asleep
 from tests.engines.slurm import Slurm
+from tests.integration.test_gallery import execute
 from tests.leaks import wait_until
-from tests.notebook import Notebook
+from tests.notebook import Notebook, apart
 
 
 def start(pool: DriverPool, source: str, options: str = "", names: dict[str, Any] | None = None) -> Job:
@@ -155,3 +156,15 @@ def test_a_node_that_dies_in_the_middle_is_named(pool: DriverPool, slurm: Slurm)
         slurm.bed.heal()
         slurm.bed.start("node2")
         slurm.start_node("node2")
+
+
+@pytest.mark.timeout(400)
+def test_the_notebook(slurm: Slurm, tmp_path: Path) -> None:
+    (tmp_path / "torchdist.toml").write_text(f'[hosts]\npython = "{PYTHON}"\n')
+    texts = execute("slurm", tmp_path)
+    assert "#SBATCH --nodes=2" in texts["plan"]
+    for rank in range(4):
+        assert f"rank {rank} of 4 on node{rank // 2 + 1}" in apart(texts["run"])
+    assert "Sequential (64, 8) loss 0." in texts["back"] and "'succeeded'" in texts["back"]
+    assert "'cancelled'" in texts["ended"]
+    assert wait_until(lambda: not slurm.queue(), 10)

@@ -17,6 +17,7 @@ from tests.cluster.cells import MEET, SLEEP, kill_driver
 from tests.cluster.cells import start as started
 from tests.engines.jobs import COUNT, asleep, said
 from tests.engines.spark_cluster import MASTER, SparkCluster
+from tests.integration.test_gallery import execute
 from tests.leaks import wait_until
 
 pytestmark = pytest.mark.timeout(600)
@@ -118,3 +119,17 @@ def test_torch_distributor_runs_on_the_cluster_of_the_notebooks_session(spark: S
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=2 * PATIENCE)
     assert "(0.5, 2, '1')\n" in done.stdout, done.stderr
     assert "spark has 3\n" in done.stdout, done.stderr
+
+
+@pytest.mark.soak
+def test_the_notebook(spark: SparkCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with spark.lasting(cores=3) as master:
+        settings = {"spark.master": master, "spark.cores.max": "1", "spark.executor.cores": "1"}
+        (tmp_path / "spark-defaults.conf").write_text("".join(f"{name} {value}\n" for name, value in settings.items()))
+        monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
+        texts = execute("spark", tmp_path)
+    assert master in texts["session"]
+    assert all(f"rank {rank} of 2: loss " in texts["function-run"] for rank in range(2))
+    arguments = "Namespace(learning_rate=0.001, batch_size=16)"
+    assert all(f"process {rank} of 2: {arguments}" in texts["file-run"] for rank in range(2))
+    assert "sum 2.0; Spark counts 3" in texts["after"]

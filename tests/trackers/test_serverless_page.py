@@ -12,6 +12,7 @@ from torch import nn
 
 from jupyter_torchdist.client.drivers import pool
 from jupyter_torchdist.serverless_gpu import distributed
+from tests.integration.test_gallery import execute
 from tests.trackers.conftest import Runs
 
 
@@ -66,3 +67,13 @@ def test_the_page(runs: Runs, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Cap
     found = runs.named("The page")
     assert len(found) == 2  # each rank's own, as the function asks
     assert [step for step, _ in runs.curve(found[0], "loss")] == list(range(8))
+
+
+def test_the_notebook(runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "The notebook")
+    texts = execute("serverless_gpu", tmp_path)
+    assert texts["run"].count("Total loss for epoch 2: ") == 2
+    assert "[None, None]" in texts["run"]
+    assert "[(0, 12.0, True), (1, 16.0, True)]" in texts["data"]
+    found = runs.named("The notebook")
+    assert [step for step, _ in runs.curve(found[0], "loss")] == list(range(15))

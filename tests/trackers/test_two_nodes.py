@@ -1,13 +1,21 @@
-"""A job on two nodes is one run."""
+"""A job on two nodes is one run: with agents of this machine, and on hosts in ``notebooks/mlflow.ipynb``."""
 
 from __future__ import annotations
 
+import os
 import threading
+from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 from jupyter_torchdist.protocol.paths import JobPaths
 from jupyter_torchdist.store import gauges, tracking
+from tests.cluster import hosts, node_python
+from tests.cluster.cluster import Cluster
+from tests.integration.test_gallery import execute
 from tests.integration.test_two_nodes import JOB, TwoNodes, disks, drive, nodes
+from tests.lacking import lacking
 from tests.leaks import wait_until
 from tests.trackers.conftest import Runs
 
@@ -45,3 +53,28 @@ def test_two_nodes_are_one_run_with_the_curves_and_the_use_of_both(nodes: TwoNod
     assert [run.data.metrics[name] for name in ("rank", "rank_1/rank", "rank_2/rank", "rank_3/rank")] == [0, 1, 2, 3]
     assert {"system/node0/rank_1/memory_bytes", "system/node1/rank_3/memory_bytes"} <= set(run.data.metrics)
     assert runs.files(run) >= {"job/spec.json", "job/plan.json", "job/journal.jsonl"}
+
+
+@pytest.fixture
+def bed(
+    tmp_path_factory: pytest.TempPathFactory, home: Path, lasting: set[int], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Cluster]:
+    """Two hosts that ``ssh`` finds."""
+    if why := hosts.refused():
+        pytest.skip(f"no hosts on this machine: {why}")
+    if missing := hosts.missing_programs():
+        lacking(f"no {', '.join(missing)} here: make cluster")
+    python = node_python.make(tmp_path_factory.mktemp("node") / "python")
+    made = Cluster.up(tmp_path_factory.mktemp("bed"), 2, python=python)
+    monkeypatch.setenv("PATH", f"{made.bin}:{os.environ['PATH']}")
+    yield made
+    made.down()
+
+
+@pytest.mark.timeout(400)
+def test_the_notebook(bed: Cluster, runs: Runs, tmp_path: Path) -> None:
+    (tmp_path / "torchdist.toml").write_text(f'[hosts]\npython = "{node_python.PLACE}/bin/python"\n')
+    texts = execute("mlflow", tmp_path)
+    assert f"mlflow: {runs.uri}" in texts["run"]
+    assert "FINISHED nodes: 2 ranks: 4" in texts["found"]
+    assert "32 steps, loss 0." in texts["found"]

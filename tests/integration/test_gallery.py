@@ -56,6 +56,8 @@ SHOWN: dict[str, dict[str, str]] = {
         "back": "the same weights: True",
         "fsdp": "DTensor of DistributedType.FSDP",
         "whole": "Parameter (3, 64)",
+        "yaml-run": "DistributedType.FSDP bf16",
+        "yaml-back": "the saved weights are the model's: True",
     },
     "huggingface": {
         "plan": "strategy: fsdp, dp_shard=2, bf16",

@@ -180,6 +180,16 @@ describe('what the lanes say', () => {
     expect(under([], 1)).toBeNull();
   });
 
+  it('ends with the last rank where the end was not recorded yet', () => {
+    const { to, bars } = lanes([call(1, [0, 4], { ended: false })], 4.5);
+    expect([to, bars.get(0)!.at(-1)!.kind, bars.get(1)!.at(-1)!.kind]).toEqual([4, 'waits', 'last']);
+    expect(
+      lanes([call(1, [0, 4], { ended: false })], 9)
+        .bars.get(1)!
+        .at(-1)!.kind
+    ).toBe('open');
+  });
+
   it('calls nothing a wait that other recorders, read a moment later, would show to go on', () => {
     const calls = [
       ...late,
@@ -204,6 +214,14 @@ describe('what the lanes say', () => {
     expect(summary(late.slice(0, 9), NOW + 20)).toBe('');
     const turns = late.map((one, step) => (step % 2 ? one : { ...one, at: [...one.at].reverse() }));
     expect(summary(turns, NOW + 20)).toBe('');
+    const often = late.map((one, step) => (step % 3 ? one : { ...one, at: [...one.at].reverse() }));
+    expect(summary(often, NOW + 20), '8 of 12 of two ranks').toBe('');
+    expect(
+      summary(
+        often.map(one => ({ ...one, ranks: [0, 1, 2, 3], at: [NOW, ...one.at, NOW] })),
+        NOW + 20
+      )
+    ).toContain('Rank 2 entered last in 8 of 12 collectives');
     expect(summary([], 0)).toBe('');
   });
 

@@ -9,8 +9,7 @@ export const WIDTH = 10_000;
 /** Of a bar: about two pixels. */
 const LEAST = 25;
 
-/** Collectives of which a rank must be the last, and how many there must be, before it is said. */
-const SHARE = 0.5;
+/** How many collectives there must be before it is said who is the last. */
 const ENOUGH = 10;
 
 /** Seconds. Recorders are not read at the same instant: a collective that was open for less is no wait. */
@@ -33,7 +32,8 @@ export interface Lanes {
 
 /** `until`: when the recorders were read; a collective that has not ended lasts until then. */
 export function lanes(calls: readonly Entered[], until: number): Lanes {
-  const ends = calls.map(call => (isOpen(call) ? Math.max(until, last(call)) : last(call)));
+  const lasts = (call: Entered): boolean => call.missing.length > 0 || waits(call, until);
+  const ends = calls.map(call => (lasts(call) ? Math.max(until, last(call)) : last(call)));
   const from = Math.min(...calls.map(first));
   const to = Math.max(...ends, from + 1e-6);
   const place = (t: number) => Math.round(((t - from) / (to - from)) * WIDTH);
@@ -81,13 +81,18 @@ export function summary(calls: readonly Entered[], until: number): string {
   const counts = new Map<number, number>();
   whole.forEach(call => counts.set(latest(call), (counts.get(latest(call)) ?? 0) + 1));
   const [rank, count] = [...counts].sort(([, one], [, other]) => other - one)[0] ?? [0, 0];
-  if (whole.length < ENOUGH || count <= SHARE * whole.length || counts.size === 0) {
+  if (whole.length < ENOUGH || count < usually(whole[0]!.ranks.length) * whole.length) {
     return '';
   }
   const late = whole.filter(call => latest(call) === rank).map(apart);
   const usual = late.sort((one, other) => one - other)[Math.floor(late.length / 2)]!;
   const words = 'Rank %1 entered last in %2 of %3 collectives, most often %4 after the first rank.';
   return trans(words, rank, count, whole.length, short(usual));
+}
+
+/** The share of collectives in which one of so many ranks must be the last: two equal ones are by turns. */
+function usually(ranks: number): number {
+  return 0.5 + 0.5 / ranks;
 }
 
 /** `all_reduce #17 of 4 float32`: when the ranks entered it. */

@@ -152,6 +152,12 @@ def start_ticks(pid: int) -> int:
     return 0 if fields[0] in "ZX" else int(fields[19])
 
 
+@lru_cache(maxsize=1)
+def _own_start(pid: int) -> int:
+    """``start_ticks`` of this process, for which ps(1) is asked once."""
+    return start_ticks(pid)
+
+
 @dataclass(frozen=True)
 class ProcessId(Record):
     """A process, with enough data that it can never be confused with another process."""
@@ -164,7 +170,8 @@ class ProcessId(Record):
 
     @staticmethod
     def of(pid: int) -> ProcessId:
-        return ProcessId(socket.gethostname(), boot_id(), pid_namespace(), pid, start_ticks(pid))
+        ticks = start_ticks(pid) if PROC or pid != os.getpid() else _own_start(pid)
+        return ProcessId(socket.gethostname(), boot_id(), pid_namespace(), pid, ticks)
 
     @staticmethod
     def mine() -> ProcessId:

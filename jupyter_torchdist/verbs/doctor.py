@@ -36,7 +36,8 @@ def checks() -> Iterator[Check]:
     inventory = local_inventory()
     yield _python()
     yield _torch(inventory)
-    yield _gpus(inventory)
+    if PROC:
+        yield _gpus(inventory)
     yield _data_directory()
     yield _runtime_directory()
     if not PROC:

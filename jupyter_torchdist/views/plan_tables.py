@@ -124,8 +124,9 @@ def inventory_table(inventories: Sequence[Inventory]) -> str:
     lines = []
     for node in inventories:
         versions = {"python": node.python, "torch": node.torch}
-        known = [f"{name} {version}" for name, version in versions.items() if version]
-        lines.append(", ".join([f"{node.host}: {count(node.cores, 'core')}", size(node.memory), *known]))
+        known = [size(node.memory)] if node.memory else []
+        known += [f"{name} {version}" for name, version in versions.items() if version]
+        lines.append(", ".join([f"{node.host}: {count(node.cores, 'core')}", *known]))
         lines += [
             f"  GPU {gpu.index}  {gpu.name}  {size(gpu.memory_used)} of {size(gpu.memory)} in use  {gpu.uuid}"
             + (f"  by {', '.join(map(str, gpu.pids))}" if gpu.pids else "")

@@ -109,7 +109,10 @@ def test_ranks_of_this_machine_are_refused(kernel: Notebook, mac: Mac) -> None:
     assert ended(mac) == []
     found = kernel.run("%dist doctor").stdout
     assert "warning  ranks: this machine can have none" in found and "\n1 warning" in found
-    assert "no warm processes" in kernel.run("%dist nodes").stdout
+    assert "GPU" not in found
+    here = kernel.run("%dist nodes").stdout
+    assert re.search(r"^\S+: \d+ cores?, python 3", here), here
+    assert "no warm processes" in here
 
 
 @pytest.fixture

@@ -23,6 +23,7 @@ from jupyter_torchdist.protocol.process import (
     JOB_TOKEN_LENGTH,
     ProcessId,
     _boot_session,
+    _own_start,
     _started,
     boot_id,
     check_ranks,
@@ -146,6 +147,7 @@ def without_proc(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(f"{IDENTITY}.boot_id", _boot_session)
     monkeypatch.setattr(f"{IDENTITY}.pid_namespace", str)
     monkeypatch.delattr(os, "pidfd_open")
+    _own_start.cache_clear()
 
 
 @pytest.mark.parametrize("zone", ["UTC0", "Asia/Kolkata"])
@@ -180,6 +182,14 @@ def test_without_ps_nobody_lives(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(f"{IDENTITY}._PS", "/nowhere/ps")
     assert start_ticks(os.getpid()) == 0
     assert not ProcessId.mine().alive()
+
+
+@pytest.mark.usefixtures("without_proc")
+def test_ps_is_asked_once_for_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    mine = ProcessId.mine()
+    assert mine.alive()
+    monkeypatch.setattr(f"{IDENTITY}._PS", "/nowhere/ps")
+    assert ProcessId.mine() == mine
 
 
 @pytest.mark.usefixtures("without_proc")

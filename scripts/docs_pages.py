@@ -92,6 +92,10 @@ which ranks called something else, in another order, or less often.
 * Under `torchrun`, NCCL's watchdog dumps at a time-out: `/tmp/nccl_trace_rank_*`, or the prefix in
   `TORCH_NCCL_DEBUG_INFO_TEMP_FILE`. Give the files of all ranks. They are pickles: one that could run code is refused.
   The JSON of Gloo's recorder is read, too. A dump's file name ends with its rank.
+* In the tab [Communication](view.md#communication), *Record now* has the ranks of a running job dump their recorders. A
+  time line shows when each rank entered its last collectives.
+* While ranks use GPUs, NVML is asked every two seconds for errors of the memory, Xids, and what slows the GPU down.
+  A GPU that fails is a finding while the job runs, and after it has failed. This was not run on a GPU.
 
 NCCL, InfiniBand and GPU messages are known from NCCL's source and from public issues. They were not produced here.
 """.strip().splitlines()

@@ -36,7 +36,7 @@ from .nodejob import NodeJob
 from .routes import addresses, with_route
 from .shipping.handover import copied, taken_over
 from .shipping.peer import Peer
-from .shipping.replica import discard, prepare, replica, replica_blobs, replica_paths, trust_replica, write_private
+from .shipping.replica import discard, replica, replica_blobs, replica_paths, trust_replica, write_private
 from .shipping.synced import MARK
 from .shipping.tail import Shipment
 from .starts import Starts
@@ -321,9 +321,7 @@ class Agent:
         if said.gpus and (taken := self._gpus.claim(said.job, said.gpus, said.origin, inventory.gpus())):
             peer.channel.send({"type": "refused", "job": said.job, "reason": taken})
             return
-        missing = prepare(peer.scratch, said.job, said.files, said.blobs, said.store)
-        missing += peer.sync(said).missing()
-        peer.channel.send({"type": "missing", "job": said.job, "blobs": missing})
+        peer.channel.send({"type": "missing", "job": said.job, "blobs": peer.prepare(said)})
 
     def _on_copy(self, peer: Peer, said: messages.OfJob, body: bytes) -> None:
         peer.channel.send({"type": "copied", **copied(peer.scratch, said.job).to_json()})

@@ -11,12 +11,13 @@ from functools import partial
 from pathlib import Path
 
 from ...protocol.machine import inventory
-from ...protocol.paths import scratch_dir
+from ...protocol.paths import safe_name, scratch_dir
 from ...protocol.plan import Inventory
 from ...protocol.process import ProcessId
 from ...protocol.wire import messages
 from ...protocol.wire.channel import Channel
-from .replica import Incoming, replica_paths
+from .keeping import sweep, use
+from .replica import Incoming, prepare, replica_blobs, replica_paths
 from .synced import Synced
 from .tail import Shipment
 
@@ -38,12 +39,16 @@ class Peer:
     """Of a connection from another machine."""
     name: str = field(default_factory=partial(secrets.token_hex, 8))
 
-    def sync(self, said: messages.Prepare) -> Synced:
-        """The directories that come with a job."""
+    def prepare(self, said: messages.Prepare) -> list[str]:
+        """Make room for a job, and store its files. Returns what is to come: blobs, and files of ``--sync``."""
+        sweep(self.scratch, said.blobs)
+        missing = prepare(self.scratch, said.job, said.files, said.blobs, said.store)
+        for digest in set(said.blobs).difference(missing):
+            use(replica_blobs(self.scratch) / safe_name(digest))
         if self.synced:
             self.synced.close()
         self.synced = Synced(self.scratch, replica_paths(self.scratch, said.job), said.trees, said.cwd)
-        return self.synced
+        return missing + self.synced.missing()
 
     def close(self) -> None:
         """Remove what has come only in part."""

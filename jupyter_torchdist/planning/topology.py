@@ -37,11 +37,7 @@ def make_plan(
     """
     options = spec.options
     inventories = _selected(options, inventories, busy or {}, set(own))
-    if options.least_nodes is not None and options.nodes != len(inventories):
-        least, most, there = options.least_nodes, options.nodes, len(inventories)
-        raise OptionError(
-            f"--nodes {least}:{most}, but the job has {there} hosts", f"write --nodes {min(least, there)}:{there}"
-        )
+    _check_range(options, len(inventories))
     for inventory in inventories:
         _check_software(inventory, inventories)
     gpus: list[tuple[Gpu, ...]] = [() for _ in inventories]
@@ -98,6 +94,14 @@ def _selected(
         room = [len(free_of(one.gpus, busy, own)) if options.ranks is None else one.cores for one in inventories]
         inventories = as_few_as_will_do(options.ranks or options.gpus, inventories, room)
     return inventories
+
+
+def _check_range(options: Options, hosts: int) -> None:
+    least, most = options.least_nodes, options.nodes
+    if least is not None and most != hosts:
+        raise OptionError(
+            f"--nodes {least}:{most}, but the job has {hosts} hosts", f"write --nodes {min(least, hosts)}:{hosts}"
+        )
 
 
 def _nodes(

@@ -87,7 +87,7 @@ test-deepspeed: $(DEEPSPEED)/.ready
 	  -m "soak or not soak" -k deepspeed tests/integration/test_strategies_parts.py tests/integration/test_gallery.py)
 
 # MLflow's server and the clients of all trackers, in an environment over the other: tests see both, with and without.
-test-trackers: $(TRACKERS)/.ready
+test-trackers: $(TRACKERS)/.ready cluster
 	$(call told,trackers,$(TRACKERS)/bin/python -m pytest -n 0 tests/trackers)
 
 # In two processes, each with a browser and a Jupyter server of its own.

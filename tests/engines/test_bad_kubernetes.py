@@ -128,6 +128,7 @@ def test_why_pods_do_not_start_is_said_and_a_cancel_takes_the_job_back(
     assert job.wait(PATIENCE).state == "cancelled"
 
 
+@pytest.mark.soak
 def test_an_image_without_the_python_ends_the_job_with_words(kubernetes_pool: DriverPool) -> None:
     job = start(kubernetes_pool, MEET, "--ranks 2 --host-option python=/nowhere/python")
     assert job.wait(PATIENCE).state == "failed"

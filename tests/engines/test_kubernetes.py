@@ -65,6 +65,7 @@ def test_a_job_waits_for_room_and_a_cancel_leaves_nothing(
     assert wait_until(lambda: not kubernetes.left(), 10), kubernetes.left()
 
 
+@pytest.mark.soak
 def test_a_job_that_a_queue_holds_back_runs_when_it_is_admitted(
     kubernetes_pool: DriverPool, kubernetes: KubernetesApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -85,6 +86,7 @@ def test_before_a_pod_is_deleted_the_ranks_can_save(kubernetes_pool: DriverPool,
     assert job.logs(stream="out").count("saved") == 2
 
 
+@pytest.mark.soak
 def test_a_container_that_is_killed_ends_the_job_with_its_pod(
     kubernetes_pool: DriverPool, kubernetes: KubernetesApi
 ) -> None:
@@ -96,6 +98,7 @@ def test_a_container_that_is_killed_ends_the_job_with_its_pod(
     assert f"pod {name} on node1 has failed: Error, exit code " in job.state.reason
 
 
+@pytest.mark.soak
 def test_a_job_that_somebody_deletes_says_so(kubernetes_pool: DriverPool, kubernetes: KubernetesApi) -> None:
     job = start(kubernetes_pool, SLEEP, "--ranks 2 --grace 1s")
     assert wait_until(lambda: asleep(job), PATIENCE), job.state

@@ -357,7 +357,7 @@ class Feed:
             self._refuse_guests(fresh, "ask its ranks")
             if fresh:
                 communication.record(self._paths, self._home)
-            return (yield from communication.answer(self._paths, self._plan))
+            return (yield from communication.answer(self._paths, jobdir.read_plan(self._paths)))
         answers: dict[str, Callable[[Message], curves.Answer]] = {
             "older": self._older,
             "around": self._around,

@@ -296,8 +296,8 @@ class Link:
 
     @property
     def writing(self) -> bool:
-        """Whether bytes wait to be sent."""
-        return self.channel is not None and bool(self.channel.pending or self._going)
+        """Whether bytes wait that the node takes."""
+        return self.channel is not None and self.channel.answered and bool(self.channel.pending or self._going)
 
     def pump(self) -> None:
         """Send as much as possible without blocking. Raises ``ChannelError`` when the peer is gone."""

@@ -72,7 +72,6 @@ class BootedChannel(Channel):
 
     @property
     def answered(self) -> bool:
-        """Whether the host takes what is sent."""
         return self._may_send
 
     def flush(self) -> None:

@@ -26,6 +26,11 @@ class Channel:
         os.set_blocking(read_fd, False)
         os.set_blocking(write_fd, False)
 
+    @property
+    def answered(self) -> bool:
+        """Whether the other side takes what is sent; before that, bytes wait here."""
+        return True
+
     def send(self, header: dict[str, Any], body: bytes = b"") -> None:
         """Queue one frame and write what can be written now. Raises ``ChannelError`` if the peer is gone."""
         frame = memoryview(frames.encode(header, body))

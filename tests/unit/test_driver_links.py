@@ -1,0 +1,49 @@
+"""When a driver wakes up for a node: never for bytes that nobody takes."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from jupyter_torchdist.driver.links import Link
+from jupyter_torchdist.launchers.booted import ProcessChannel
+from jupyter_torchdist.protocol.paths import JobPaths
+from jupyter_torchdist.protocol.plan import Reach
+from jupyter_torchdist.protocol.wire.channel import Channel
+from jupyter_torchdist.testing import FakeSubmission, a_plan, a_spec
+
+
+@pytest.fixture
+def link(tmp_path: Path) -> Iterator[Link]:
+    plan = a_plan(a_spec())
+    link = Link(FakeSubmission(tmp_path, "one"), plan, plan.nodes[0], JobPaths(tmp_path / "j"), 1, started=False)
+    yield link
+    if link.channel is not None:
+        link.channel.close()
+
+
+def test_bytes_for_a_host_that_does_not_answer_wake_nobody(link: Link) -> None:
+    """Offline, ssh waits ten seconds for a host, and the pipe to it takes bytes all the time."""
+    link.channel = ProcessChannel("host", ["sh", "-c", "exec sleep 600"], Reach())
+    assert isinstance(link.channel, ProcessChannel)
+    process: subprocess.Popen[bytes] = link.channel.process
+    link.send({"type": "ping", "t": 1.0})
+    assert link.channel.pending
+    assert not link.writing
+    link.channel.close()
+    assert process.poll() is not None
+
+
+def test_bytes_that_the_node_takes_later_are_waited_for(link: Link) -> None:
+    ours, theirs = socket.socketpair()
+    with theirs:
+        fd = ours.detach()
+        link.channel = Channel(fd, fd)
+        link.send({"type": "ping", "t": 1.0})
+        assert not link.writing
+        link.send({"type": "blob"}, bytes(10_000_000))
+        assert link.writing

@@ -7,6 +7,7 @@ import os
 import queue
 import re
 import signal
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -135,7 +136,8 @@ class Notebook:
             connection_file=str(self._sockets / "kernel.json"),
         )
         assert self.manager.kernel_spec is not None
-        self.manager.kernel_spec.argv[:0] = within
+        if within:  # behind other words, "python" of the specification would be whatever PATH has
+            self.manager.kernel_spec.argv[:1] = [*within, sys.executable]
         if server is not None:
             self.manager.provisioner = kernels.ForkProvisioner(
                 server=server, kernel_id=self._sockets.name, kernel_spec=self.manager.kernel_spec, parent=self.manager

@@ -14,6 +14,9 @@ from ..store.files import publish_json
 NOTED_SECONDS = 0.02
 """A smaller change is not written: logs are merged with a resolution of 0.2 s."""
 
+SURE_SECONDS, SURE_ANSWERS = 0.05, 10
+"""A node's clock is asked for often, until the error is so small, or so many answers have come."""
+
 SLOWER = 2.0
 """An answer counts if it took at most so many times as long as the last one that counted: clocks drift."""
 
@@ -45,10 +48,18 @@ class NodeClock:
         self.known: Clock | None = None
         """Once the node has answered a ping."""
         self._written = 0.0
+        self._answers = 0
         self._told = False
+
+    @property
+    def sure(self) -> bool:
+        """Whether more answers would tell little. The first one waited until the node had our code."""
+        good = self.known is not None and self.known.within <= SURE_SECONDS
+        return self._path is None or good or self._answers >= SURE_ANSWERS
 
     def hear(self, pong: Ping, now: float, wall: float) -> None:
         """Learn from an answer, as ``compared``. A difference that is new, and no error, is written."""
+        self._answers += 1
         self.known = clock = compared(self.known, pong, now, wall)
         if clock is None or self._path is None or abs(clock.ahead - self._written) < max(NOTED_SECONDS, clock.within):
             return

@@ -251,7 +251,11 @@ time.sleep(3)
 """
 
 
-def test_lines_of_a_host_whose_clock_is_wrong_stand_where_they_were_printed(pool: DriverPool, write: Change) -> None:
+def test_lines_of_a_host_whose_clock_is_wrong_stand_where_they_were_printed(
+    pool: DriverPool, cluster: Cluster, write: Change
+) -> None:
+    cluster.kill("node1")  # with an agent that an earlier test may have left, whose clock is right
+    cluster.start("node1")
     write("node1", "/srv/early/sitecustomize.py", "import time\nright = time.time\ntime.time = lambda: right() + 100\n")
     write("node1", "/root/.profile", "export PYTHONPATH=/srv/early\n")
     job = start(pool, BY_TURNS, TWO)

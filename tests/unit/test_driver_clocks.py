@@ -44,3 +44,14 @@ def test_nothing_is_said_of_small_differences_nor_of_this_disk(tmp_path: Path) -
     assert heard(tmp_path / "slow", 2.5, way=2.0).news("gpu2") == "", "it may be the way of the message"
     assert heard(None, 60.0).news("gpu2") == ""
     assert heard(tmp_path / "none" / "there", 60.0).known is not None, "the disk is full"
+
+
+def test_a_clock_is_asked_for_often_until_it_is_known(tmp_path: Path) -> None:
+    assert NodeClock(None).sure, "it is this machine's"
+    assert not NodeClock(tmp_path / "new").sure
+    assert heard(tmp_path / "good", 37.2).sure
+    slow = heard(tmp_path / "slow", 37.2, way=2.0)
+    assert not slow.sure
+    for _ in range(9):
+        slow.hear(Ping(t=10.0, clock=1037.0), now=12.0, wall=1000.0)
+    assert slow.sure, "a line as slow as that will not become better"

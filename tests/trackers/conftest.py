@@ -51,6 +51,11 @@ class Runs:
         every = [one.experiment_id for one in self._client.search_experiments()]
         return list(self._client.search_runs(every, f"tags.`torchdist.job` = '{job}'"))
 
+    def create(self, experiment: str) -> str:
+        """The name of a new experiment: ranks that make one of the same name at once refuse each other."""
+        self._client.create_experiment(experiment)
+        return experiment
+
     def named(self, experiment: str) -> list[Any]:
         found = self._client.get_experiment_by_name(experiment)
         return [] if found is None else list(self._client.search_runs([found.experiment_id]))

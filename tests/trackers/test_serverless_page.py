@@ -60,7 +60,7 @@ def _close(home: Path) -> Iterator[None]:
 
 
 def test_the_page(runs: Runs, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "The page")
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", runs.create("The page"))
     assert run_train.distributed(num_epochs=2, batch_size=8) == [None, None]
     shown = capfd.readouterr().out
     assert shown.count("epoch 0: ") == 2 and shown.count("epoch 1: ") == 2
@@ -70,7 +70,7 @@ def test_the_page(runs: Runs, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Cap
 
 
 def test_the_notebook(runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "The notebook")
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", runs.create("The notebook"))
     texts = execute("serverless_gpu", tmp_path)
     assert texts["run"].count("Total loss for epoch 2: ") == 2
     assert "[None, None]" in texts["run"]

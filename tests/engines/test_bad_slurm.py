@@ -75,7 +75,7 @@ def test_what_slurm_cannot_give_is_refused_before_a_job_is_made(
     ("options", "message"),
     [
         ("--ranks 2 -O partition=debug", "-O partition is an option of --launcher slurm, not of local"),
-        ("--ranks 2 --nodes 2", "--nodes is for an engine that gives nodes"),
+        ("--ranks 2 --nodes 2", "--nodes 2 is for an engine that gives nodes"),
     ],
 )
 def test_options_of_slurm_need_its_launcher(options: str, message: str) -> None:

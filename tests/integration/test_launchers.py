@@ -157,7 +157,7 @@ def test_an_unknown_launcher_lists_those_there_are(engine: Engine) -> None:
     code, _, err = engine.run("--launcher", "nobody", "--ranks", "2")
     assert code != 0
     assert "there is no launcher 'nobody'" in err
-    assert "these are installed: fake, local" in err
+    assert "these are installed: fake, kubernetes, local" in err
     assert not catalog.jobs()
 
 
@@ -168,7 +168,7 @@ def test_a_package_that_cannot_be_imported_is_named_and_the_others_work(engine: 
     assert code != 0
     assert "--launcher broken: package broken-engine 1.2 could not be loaded (broken_engine:Launcher)" in err
     assert "No module named 'a_module_that_nobody_has'" in err
-    assert "other launchers still work: fake, local" in err
+    assert "other launchers still work: fake, kubernetes, local" in err
     code, out, err = engine.run("--launcher", "fake", "--ranks", "2")
     assert code == 0, err
     assert "rank 1 of 2" in out

@@ -25,7 +25,7 @@ from .clocks import NodeClock
 from .crossing import Arriving, driving
 from .syncing import source, synced
 
-PING_SECONDS, CLOCK_SECONDS = 2.0, 0.25
+PING_SECONDS, FAST_PING_SECONDS = 2.0, 0.25
 """Between two pings: as a rule, and while the node's clock is not known well."""
 
 SILENCE_SECONDS = 5.0
@@ -160,7 +160,7 @@ class Link:
         if self.channel is not None:
             try:
                 self.pump()
-                period = PING_SECONDS if self.clock.sure else CLOCK_SECONDS
+                period = PING_SECONDS if self.clock.sure else FAST_PING_SECONDS
                 if self.channel.answered and now - self._pinged >= period:
                     self._pinged = now
                     self.channel.send({"type": "ping", "t": now})

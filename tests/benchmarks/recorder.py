@@ -8,7 +8,19 @@ from collections.abc import Iterator
 from tests.benchmarks import turns
 from tests.benchmarks.report import Row, median
 from tests.benchmarks.stage import Stage
-from tests.benchmarks.strategies import BY_HAND, CASES, CELL, DATA, LOOP, MODEL, NARROW, OWN_COST, WIDTH, Spent
+from tests.benchmarks.strategies import (
+    BY_HAND,
+    CASES,
+    CELL,
+    DATA,
+    LOOP,
+    MODEL,
+    NARROW,
+    OWN_COST,
+    SEQUENCES,
+    WIDTH,
+    Spent,
+)
 from tests.notebook import Notebook
 
 RUNS = 6
@@ -24,7 +36,13 @@ OFF = {"TORCH_FR_BUFFER_SIZE": "0"}
 STEP = "the flight recorder's cost a step of 20 layers with DDP written by hand (an aim)"
 COLLECTIVE = "the flight recorder's cost of one collective that has nobody to wait for"
 
-ALL = "recorder, guard of gradients and watching: their part of a step of 20 layers under `--strategy ddp`"
+ALL = "recorder, guard of gradients and watching: their part of a step under `--strategy ddp`"
+SMALL = f"{MODEL}WIDTH = {NARROW}\n{DATA}"
+MODELS = {
+    "a text model, 256 tokens a rank": (MODEL + SEQUENCES, 2),
+    "20 layers, 32 samples a rank": (f"{MODEL}WIDTH = {WIDTH}\n{DATA}", RUNS),
+}
+"""With the runs of each. The guard reads each gradient once: the fewer samples a step has, the larger is its part."""
 SHARE = 1
 """Per cent of a step."""
 
@@ -62,13 +80,14 @@ def rows() -> Iterator[Row]:
 
 def compared(recorded: Notebook, off: Notebook) -> Iterator[Row]:
     """With the recorder, and in a notebook without it."""
-    ours, bare = by_turns(recorded, off, "--ranks 2 --strategy ddp", CELL, UNWATCHED + CELL, width=WIDTH)
-    step = median([clock for clock, _ in bare])
-    note = (
-        f"The median of {len(bare)} pairs, beside the same cell without them, where a step takes {step:.3g} ms: "
-        f"`TORCH_FR_BUFFER_SIZE=0`, the guard's hooks removed, the watching thread stopped."
-    )
-    yield from _rows(ALL, ours, bare, 100 / step, "%", SHARE, note)
+    for name, (model, runs) in MODELS.items():
+        ours, bare = by_turns(recorded, off, "--ranks 2 --strategy ddp", CELL, UNWATCHED + CELL, model, runs)
+        step = median([clock for clock, _ in bare])
+        note = (
+            f"The median of {len(bare)} pairs, beside the same cell without them, where a step takes {step:.3g} ms: "
+            f"`TORCH_FR_BUFFER_SIZE=0`, the guard's hooks removed, the watching thread stopped."
+        )
+        yield from _rows(f"{ALL}, {name}", ours, bare, 100 / step, "%", SHARE, note)
     ours, bare = by_turns(recorded, off, "--ranks 2", BY_HAND + CASES["ddp"].setup + LOOP)
     step = median([clock for clock, _ in bare])
     note = (
@@ -92,14 +111,14 @@ def _rows(what: str, ours: Spent, bare: Spent, scale: float, unit: str, limit: f
 
 
 def by_turns(
-    recorded: Notebook, bare: Notebook, line: str, loop: str, without: str = "", *, width: int = NARROW
+    recorded: Notebook, bare: Notebook, line: str, loop: str, without: str = "", model: str = SMALL, runs: int = RUNS
 ) -> tuple[Spent, Spent]:
     """Milliseconds a step with and without the recorder, both at one time, in turns; ``without``: another loop."""
     ours: Spent = []
     theirs: Spent = []
-    for _ in range(RUNS):
+    for _ in range(runs):
         table = turns.Table()
-        setup = f"{MODEL}WIDTH = {width}\n{DATA}{turns.SOURCE}port = {table.port}\noptions = {{}}\n"
+        setup = f"{model}{turns.SOURCE}port = {table.port}\noptions = {{}}\n"
 
         def run(notebook: Notebook, setup: str = setup) -> None:
             notebook.run(setup, timeout=120)

@@ -11,7 +11,7 @@ from playwright.sync_api import Locator, Page, expect
 
 from jupyter_torchdist.testing import FakeJob
 from tests.browser.frontend import Jupyter, Notebook
-from tests.browser.test_output import an_output
+from tests.browser.test_output import FRONT_ENDS, an_output
 from tests.lacking import lacking
 from tests.leaks import wait_until
 
@@ -218,6 +218,7 @@ def test_a_narrow_view_leaves_room_for_lines(server: Jupyter, page: Page, runnin
     assert not notebook.errors
 
 
+@pytest.mark.soak
 def test_nothing_is_wrong_at_any_width_of_a_view(server: Jupyter, page: Page, running_job: FakeJob) -> None:
     """A narrow view hides words that stand beside its controls: they keep their names."""
     rich(running_job)
@@ -282,7 +283,7 @@ def height(element: Locator) -> float:
     return box["height"]
 
 
-@pytest.mark.parametrize("front_end", ["lab", "notebook"])
+@FRONT_ENDS
 def test_keys_in_a_view_are_not_the_notebooks(
     front_end: str, server: Jupyter, page: Page, running_job: FakeJob
 ) -> None:

@@ -191,6 +191,7 @@ def drawn_anew(curve: Curve, act: Callable[[], object]) -> None:
     curve.card.page.wait_for_function(changed, arg=[curve.card.element_handle(), before])
 
 
+@pytest.mark.soak
 def test_begun_with_one_step_it_is_drawn_as_any_other(server: Jupyter, page: Page, running_job: FakeJob) -> None:
     """A value alone is a dot; those after it are a line, without dots, whatever the plot began with."""
     rank = running_job.rank(0)
@@ -210,6 +211,7 @@ def test_begun_with_one_step_it_is_drawn_as_any_other(server: Jupyter, page: Pag
     page.wait_for_function(same, arg=[curve.card.element_handle(), grown], timeout=5_000)
 
 
+@pytest.mark.soak
 def test_many_decades_leave_room_between_the_lines(server: Jupyter, page: Page, running_job: FakeJob) -> None:
     rank = running_job.rank(0)
     rank.records(*({**a_log(step, 0), "v": {"loss": 10.0 ** (2 - 14 * step / (STEPS - 1))}} for step in range(STEPS)))

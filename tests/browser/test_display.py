@@ -50,7 +50,7 @@ def test_what_any_rank_displayed_in_the_background(front_end: str, server: Jupyt
     assert not notebook.errors
 
 
-@pytest.mark.parametrize("width", [700, 1280])
+@pytest.mark.parametrize("width", [pytest.param(700, marks=pytest.mark.soak), 1280])
 def test_a_traceback_is_folded_at_the_end_of_the_log(
     width: int, server: Jupyter, page: Page, running_job: FakeJob
 ) -> None:

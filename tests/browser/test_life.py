@@ -14,6 +14,7 @@ from jupyter_torchdist.protocol.process import processes_of_job
 from jupyter_torchdist.store import catalog
 from tests.browser.frontend import Jupyter, Notebook
 from tests.browser.network import comes_to
+from tests.browser.test_output import FRONT_ENDS
 from tests.browser.test_panel import open_panel
 from tests.leaks import wait_until
 
@@ -117,7 +118,7 @@ def is_cancelled(server: Jupyter, view: Locator) -> str:
     return "cancelled"
 
 
-@pytest.mark.parametrize("front_end", ["lab", "notebook"])
+@FRONT_ENDS
 def test_the_interrupt_button_cancels(front_end: str, server: Jupyter, page: Page) -> None:
     notebook = Notebook.open(page, server, front_end, server.write("stop.ipynb", LOAD, HANGS))
     notebook.kernel_ready()
@@ -139,8 +140,8 @@ def test_the_interrupt_button_cancels(front_end: str, server: Jupyter, page: Pag
     ("front_end", "the_kernel", "ends"),
     [
         ("lab", is_killed, ends_by_itself),
-        ("lab", is_restarted, ends_by_itself),
-        ("notebook", is_restarted, is_cancelled),
+        pytest.param("lab", is_restarted, ends_by_itself, marks=pytest.mark.soak),
+        pytest.param("notebook", is_restarted, is_cancelled, marks=pytest.mark.soak),
     ],
 )
 def test_a_page_is_reloaded_a_second_one_opened_and_the_kernel_goes(

@@ -75,6 +75,7 @@ def ends_whole(notebook: Notebook, view: Locator, job: FakeJob, talker: Talker) 
     expect(view.locator(".td-connection")).to_be_hidden()
 
 
+@pytest.mark.soak
 def test_behind_a_hub_the_view_outlives_resets_and_a_server_that_was_killed(
     page: Page, tmp_path: Path, running_job: FakeJob, talker: Talker
 ) -> None:
@@ -117,6 +118,7 @@ def the_panel_and_the_download_work(page: Page, view: Locator, talker: Talker) -
     assert lines == talker.said(1)[: len(lines)]
 
 
+@pytest.mark.soak
 def test_a_network_that_is_cut_for_half_a_minute(
     server: Jupyter, page: Page, running_job: FakeJob, talker: Talker
 ) -> None:

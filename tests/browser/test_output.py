@@ -12,7 +12,7 @@ from jupyter_torchdist.protocol.feed import MIME_TYPE
 from jupyter_torchdist.testing import FakeJob
 from tests.browser.frontend import Jupyter, Notebook
 
-FRONT_ENDS = pytest.mark.parametrize("front_end", ["lab", "notebook"])
+FRONT_ENDS = pytest.mark.parametrize("front_end", ["lab", pytest.param("notebook", marks=pytest.mark.soak)])
 
 CELL = """\
 %%distribute --ranks 2
@@ -40,7 +40,7 @@ def an_output(job: str, html: str = "<p>the still picture</p>") -> dict[str, Any
     return {"output_type": "display_data", "data": data, "metadata": {}}
 
 
-@FRONT_ENDS
+@pytest.mark.parametrize("front_end", ["lab", "notebook"])
 def test_what_stands_under_a_cell(front_end: str, server: Jupyter, page: Page, running_job: FakeJob) -> None:
     """Of a running job without a kernel, of a job that is somebody else's, and of one that is begun here."""
     running_job.rank(1).prints("a line of rank 1\n")

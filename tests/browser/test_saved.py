@@ -65,6 +65,7 @@ def of_no_kernel(path: Path) -> None:
     nbformat.write(notebook, path)
 
 
+@pytest.mark.soak
 def test_the_picture_in_a_lab_without_our_extension_and_on_paper(server: Jupyter, page: Page, tmp_path: Path) -> None:
     saved = execute(tmp_path)
     is_on_paper(page, saved)

@@ -107,6 +107,7 @@ def test_a_partition_is_between_two_hosts_until_it_heals(cluster: Cluster) -> No
     assert reaches(cluster, "node1", "node2")
 
 
+@pytest.mark.soak
 def test_cables_ports_and_losses(cluster: Cluster) -> None:
     cluster.firewall("node2", 4711)
     assert reaches(cluster, "node1", "node2")
@@ -121,6 +122,7 @@ def test_cables_ports_and_losses(cluster: Cluster) -> None:
     assert is_cut_off(cluster, "node1", "node2")
 
 
+@pytest.mark.soak
 def test_a_slow_cable_delays_both_ways(cluster: Cluster) -> None:
     cluster.delay("node1", 50)
     started = time.monotonic()
@@ -136,7 +138,7 @@ def _seconds_to_connect(cluster: Cluster, node: str) -> float:
     return time.monotonic() - started
 
 
-@pytest.mark.parametrize("direction", ["to", "from"])
+@pytest.mark.parametrize("direction", ["to", pytest.param("from", marks=pytest.mark.soak)])
 def test_a_limit_holds_in_each_direction(cluster: Cluster, direction: str) -> None:
     cluster.limit("node1", 20)
     megabytes = 2
@@ -147,6 +149,7 @@ def test_a_limit_holds_in_each_direction(cluster: Cluster, direction: str) -> No
     assert time.monotonic() - started > megabytes * 8 / 20 * 0.8  # the first 256 KiB go at once
 
 
+@pytest.mark.soak
 def test_dropped_connections_leave_processes_behind(cluster: Cluster) -> None:
     with subprocess.Popen(["ssh", "node1", "sleep 1000"], stderr=subprocess.DEVNULL) as client:
         assert wait_until(lambda: "sleep 1000" in cluster.processes("node1").values(), timeout=10)

@@ -87,7 +87,7 @@ def lack_it_here(cluster: Cluster, undo: ExitStack) -> None:
     as_a_client(cluster, undo, 'case "$*" in *" -O forward "*) exit 255;; esac')
 
 
-@pytest.mark.parametrize("refuse", [forbid_on_the_host, lack_it_here])
+@pytest.mark.parametrize("refuse", [forbid_on_the_host, pytest.param(lack_it_here, marks=pytest.mark.soak)])
 def test_where_no_socket_is_forwarded_a_job_has_sessions(
     pool: DriverPool, cluster: Cluster, undo: ExitStack, refuse: Callable[[Cluster, ExitStack], None]
 ) -> None:

@@ -71,6 +71,7 @@ def test_doctor_examines_hosts_and_reduces_over_them(cluster: Cluster) -> None:
     assert catalog.jobs() == []
 
 
+@pytest.mark.soak
 def test_doctor_says_why_hosts_do_not_meet(cluster: Cluster) -> None:
     cluster.run("node2", "ip", "link", "set", "dev", "eth0", "mtu", "1400")
     cluster.firewall("node1", "1024-65535")

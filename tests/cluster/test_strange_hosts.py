@@ -81,7 +81,7 @@ def test_a_login_that_prints(pool: DriverPool, write: Change) -> None:
     assert succeeds(pool) == "rank 0 on node1 sum 0.0\n"
 
 
-@pytest.mark.parametrize("shell", ["tcsh", "fish"])
+@pytest.mark.parametrize("shell", ["tcsh", pytest.param("fish", marks=pytest.mark.soak)])
 def test_a_login_shell_that_is_no_sh(pool: DriverPool, cluster: Cluster, write: Change, shell: str) -> None:
     path = cluster.run("node1", "which", shell, check=False).stdout.strip()
     if not path:
@@ -138,6 +138,7 @@ def remove(cluster: Cluster, path: str) -> None:
     assert wait_until(lambda: not cluster.run("node1", "rm", "-rf", path, check=False).returncode, PATIENCE)
 
 
+@pytest.mark.soak
 def test_another_scratch_for_the_next_cell(pool: DriverPool, undo: ExitStack, cluster: Cluster) -> None:
     """The agent still runs, with the scratch of the cell before."""
     for name in ("first", "second"):

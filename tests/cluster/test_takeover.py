@@ -100,6 +100,7 @@ def test_a_job_that_ended_while_its_machine_was_off(pool: DriverPool, cluster: C
     assert wait_until(lambda: first.state.final, PATIENCE)
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(200)
 def test_and_back(pool: DriverPool, cluster: Cluster, desk: Laptop, home: Path) -> None:
     first = start(pool, CELL)

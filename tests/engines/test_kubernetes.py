@@ -39,6 +39,7 @@ def test_ranks_of_two_pods_give_values_and_lines_beyond_the_end_of_a_driver(
     assert job.value == 18.0
 
 
+@pytest.mark.soak
 def test_an_exception_of_a_rank_is_the_notebooks_own_over_an_older_protocol(
     kubernetes_pool: DriverPool, kubernetes: KubernetesApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -76,6 +77,7 @@ def test_a_job_that_a_queue_holds_back_runs_when_it_is_admitted(
     assert job.wait(PATIENCE).state == "succeeded", job.state.reason
 
 
+@pytest.mark.soak
 def test_before_a_pod_is_deleted_the_ranks_can_save(kubernetes_pool: DriverPool, kubernetes: KubernetesApi) -> None:
     job = start(kubernetes_pool, SAVE, "--ranks 2")
     assert wait_until(lambda: asleep(job), PATIENCE), job.state

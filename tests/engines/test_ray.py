@@ -60,6 +60,7 @@ def test_a_cancel_leaves_nothing_in_ray(ray_pool: DriverPool, ray_cluster: RayCl
     assert wait_until(lambda: not ray_cluster.left(), 10), ray_cluster.left()
 
 
+@pytest.mark.soak
 def test_a_job_waits_for_nodes_and_can_be_cancelled(ray_pool: DriverPool, ray_cluster: RayCluster) -> None:
     with ray_cluster.taken(3):
         job = start(ray_pool, SLEEP)
@@ -69,6 +70,7 @@ def test_a_job_waits_for_nodes_and_can_be_cancelled(ray_pool: DriverPool, ray_cl
         assert job.wait(PATIENCE).state == "cancelled"
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(400)
 def test_the_notebook_and_a_ray_of_its_own(ray_cluster: RayCluster, tmp_path: Path) -> None:
     texts = execute("ray", tmp_path)

@@ -58,6 +58,7 @@ def test_a_cancel_ends_the_ranks_and_the_job_in_the_queue(pool: DriverPool, slur
     assert wait_until(lambda: not slurm.queue(), 10)
 
 
+@pytest.mark.soak
 def test_a_job_waits_in_the_queue_and_then_runs(pool: DriverPool, slurm: Slurm) -> None:
     holder = slurm.occupy()
     first, second = start(pool, MEET, "--ranks 2"), start(pool, MEET, "--ranks 2")
@@ -109,6 +110,7 @@ print("links", [os.path.islink(os.path.join(blobs, name)) for name in os.listdir
 """
 
 
+@pytest.mark.soak
 def test_inside_an_allocation_only_the_jobs_own_step_ends(
     pool: DriverPool, slurm: Slurm, monkeypatch: pytest.MonkeyPatch
 ) -> None:

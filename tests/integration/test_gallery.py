@@ -83,11 +83,8 @@ SHOWN: dict[str, dict[str, str]] = {
 }
 """What is to be read below cells, by notebook and cell."""
 
-TRAINERS = ("accelerate", "hf_trainer", "lightning")
-"""Of other libraries: ``test_trainers`` looks at each."""
-
-SLOW = ("auto", "fsdp", "huggingface", "memory_plan", "one_cell_five_strategies", *TRAINERS)
-"""Soaked: more than a minute; and what ``test_one_cell_five_strategies`` runs in fewer steps."""
+QUICK = ("checkpoints", "ddp", "deepspeed", "sagemaker", "tp")
+"""The others are soaked: ``test_one_cell_five_strategies`` and ``test_trainers`` run much of what they show."""
 
 WITHIN = 1e-5
 """How far curves in fp32 may be from each other."""
@@ -140,7 +137,9 @@ def test_one_cell_five_strategies(home: Path, tmp_path: Path) -> None:
     assert "GPT with 127,136 parameters, cpu" in texts["back"]
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.soak if name in SLOW else ()) for name in SHOWN])
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.soak) for name in SHOWN]
+)
 def test_gallery(home: Path, tmp_path: Path, name: str) -> None:
     if name == "deepspeed" and not DEEPSPEED:
         with pytest.raises(CellExecutionError, match=r"DeepSpeed is not installed[^$]*jupyter_torchdist\[deepspeed\]"):
@@ -151,7 +150,17 @@ def test_gallery(home: Path, tmp_path: Path, name: str) -> None:
     texts = execute(name, tmp_path)
     for cell, words in SHOWN[name].items():
         assert words in texts[cell], texts[cell]
-    if name not in ("auto", "fsdp", "huggingface", "hsdp", "memory_plan", "cp", *TRAINERS):
+    if name not in (
+        "auto",
+        "fsdp",
+        "huggingface",
+        "hsdp",
+        "memory_plan",
+        "cp",
+        "accelerate",
+        "hf_trainer",
+        "lightning",
+    ):
         assert check_curves(texts)
 
 

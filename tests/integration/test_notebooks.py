@@ -72,6 +72,7 @@ def check_jobs(home: Path) -> None:
     assert home.is_dir()
 
 
+@pytest.mark.soak
 def test_papermill(home: Path, tmp_path: Path) -> None:
     target = tmp_path / "out.ipynb"
     papermill.execute_notebook(str(NOTEBOOK), str(target), progress_bar=False, cwd=str(tmp_path))

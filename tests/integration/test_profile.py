@@ -144,6 +144,7 @@ def test_all_ranks_on_one_timeline(notebook: dict[str, Any], tmp_path: Path) -> 
         said("profile trained --steps 3")
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(300)
 def test_one_at_a_time(notebook: dict[str, Any]) -> None:
     job = submitted(notebook, TRAINED, "once", 2)

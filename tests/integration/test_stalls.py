@@ -156,6 +156,7 @@ for _ in range(4):
 """
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(240)
 def test_slow_steps_are_no_stall_and_a_hang_after_them_is(notebook: dict[str, Any], tmp_path: Path) -> None:
     """Steps of five seconds after one of three: with ``--stall 4`` the second would be one if nothing was learned."""

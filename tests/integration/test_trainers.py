@@ -156,6 +156,7 @@ def test_a_trainer_of_an_earlier_cell(kernel: Notebook) -> None:
     assert len(curves()["train/loss"]) == 3 and bars(1) == 0
 
 
+@pytest.mark.soak
 def test_the_fsdp_guide_with_its_trainer(kernel: Notebook, tmp_path: Path) -> None:
     """The guide's file and its lines that save; the model comes back whole."""
     (tmp_path / "fsdp.yaml").write_text(FSDP)

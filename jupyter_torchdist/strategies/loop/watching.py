@@ -16,7 +16,9 @@ from types import FrameType
 from typing import Any
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.overrides import TorchFunctionMode
+from torch.utils.hooks import RemovableHandle
 
 from ...torch_private.autograd import in_backward, number_of_function_modes
 from ...torch_private.places import disable_current_modes, pop_function_mode, push_function_mode
@@ -111,6 +113,7 @@ class LoopWatch:
     """The fingerprint of the first batch, to compare it between ranks."""
     _tracker: _LoopTracker | None = None
     _numbers: Numbers | None = None
+    _hooks: tuple[RemovableHandle, ...] = ()
     _made: list[weakref.ref[torch.Tensor]] = field(default_factory=list)
     _backwards: int = 0
     _forwards: int = 0
@@ -128,6 +131,8 @@ class LoopWatch:
         self._tracker = _LoopTracker(self, samples, self.constants)
         self._tracker.enters(batch, samples)
         self._numbers = Numbers(self._read, self._sized)
+        steps, stepped = self._tracker.steps, self._tracker.stepped
+        self._hooks = register_optimizer_step_pre_hook(steps), register_optimizer_step_post_hook(stepped)
 
     def resume(self) -> None:
         """From now on user code works on this batch."""
@@ -145,6 +150,8 @@ class LoopWatch:
         """The step is over and already paused: the loop asks for the next batch, or ends."""
         if self._tracker is None:
             return
+        for hook in self._hooks:
+            hook.remove()
         if not self._backwards:
             self.object("a batch was used without a call of backward()")
         if not self._forwards:
@@ -272,11 +279,21 @@ class _LoopTracker(BatchwiseTracker):
 
     def __init__(self, watch: LoopWatch, samples: int, constants: tuple[float, ...]) -> None:
         super().__init__(total=samples, constants=constants)
-        self._watch = watch
+        self._watch, self._stepping = watch, False
+
+    def steps(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """A step of one of PyTorch's optimizers begins: many operations, and none uses a batch but in a closure."""
+        self._stepping = type(optimizer).__module__.startswith("torch.optim.") and len(args) == 1 and not kwargs
+
+    def stepped(self, *_: object) -> None:
+        """It has ended."""
+        self._stepping = False
 
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        if self._stepping:
+            return func(*args, **(kwargs or {}))
         if not in_backward():
             self._look_for_strangers(args)
         return super().__torch_dispatch__(func, types, args, kwargs)

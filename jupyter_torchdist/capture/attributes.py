@@ -20,7 +20,7 @@ from ..marshal.attributes import Absent
 from ..marshal.owned import Owned, of_modules
 from . import sources
 from .modules import LocalSources
-from .touched import Facts, Kind, Touch, facts
+from .touched import CLASS, INSTANCE, Facts, Kind, Touch, facts
 
 _OF_THE_KERNEL = frozenset({"jupyter_torchdist", "IPython", "ipykernel", "ipywidgets", "traitlets", "jupyter_client"})
 """Attributes set on these modules matter in the notebook's process only."""
@@ -34,7 +34,7 @@ _OF_ONE_PROCESS = frozenset({"logging", "re", "threading", "_thread", "_io", "pa
 """Modules whose objects have no data that a cell would change, or cannot leave a process."""
 
 Place = tuple[Any, str, Kind]
-"""A module or class, the name of its attribute, and what happens to the attribute."""
+"""A module, class or function, the name of its attribute, and what happens to the attribute."""
 
 
 class Attributes:
@@ -98,7 +98,8 @@ class Attributes:
             for touch in facts(sources.text_of(name)).own:
                 scope = vars(sys.modules[name])
                 yield from _resolved(touch, scope)
-                if touch.path[0] in scope and not _is_owner(scope[touch.path[0]]):
+                yield from _of_classes(touch, name)
+                if touch.path[0] in scope and (len(touch.path) == 1 or not _is_owner(scope[touch.path[0]])):
                     kind = touch.kind if len(touch.path) == 1 else Kind.CHANGED
                     yield sys.modules[name], touch.path[0], kind
 
@@ -142,7 +143,7 @@ class Attributes:
 
 
 def _resolved(touch: Touch, scope: Mapping[str, Any]) -> Iterator[Place]:
-    """The last module or class on the path, and its attribute. Nothing if the root is neither of them."""
+    """The last module, class or function on the path, and its attribute. Nothing if the root is none of them."""
     root, *rest = touch.path
     home, _, name = touch.module.rpartition(".")
     module = sys.modules.get(home)
@@ -163,14 +164,27 @@ def _resolved(touch: Touch, scope: Mapping[str, Any]) -> Iterator[Place]:
         current = inside
 
 
+def _of_classes(touch: Touch, module: str) -> Iterator[Place]:
+    """What a method of the module's classes does to ``cls``, and to attributes of the class through ``self``."""
+    root, *rest = touch.path
+    if root not in (CLASS, INSTANCE) or not rest:
+        return
+    kind = touch.kind if len(rest) == 1 else Kind.CHANGED
+    for value in vars(sys.modules[module]).values():
+        if isinstance(value, type) and value.__module__ == module:
+            own = vars(value).get(rest[0], Absent)
+            if (root == CLASS and (own is Absent or not callable(own))) or (kind is not Kind.SET and _is_data(own)):
+                yield value, rest[0], kind
+
+
 def _is_owner(value: Any) -> bool:
     kind = type(value)  # not isinstance: ``__class__`` may be a property that runs user code
-    return issubclass(kind, (types.ModuleType, type))
+    return issubclass(kind, (types.ModuleType, type, types.FunctionType))
 
 
 def _name_of(owner: Any, attribute: str) -> str | None:
     """The name under which the attribute travels; None if it does not travel, or travels with its owner."""
-    if isinstance(owner, type):
+    if isinstance(owner, (type, types.FunctionType)):
         module, path = owner.__module__, [*owner.__qualname__.split("."), attribute]
     else:
         module, path = vars(owner).get("__name__"), [attribute]

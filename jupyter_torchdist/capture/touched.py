@@ -24,7 +24,8 @@ class Kind(Enum):
 
 @dataclass(frozen=True)
 class Touch:
-    """``path``: the names from the root on. ``module``: the module that the text imports as the root, if any."""
+    """``path``: the names from the root on, which is ``cls`` for ``type(self).n`` and ``self.__class__.n``, too.
+    ``module``: the module that the text imports as the root, if any."""
 
     path: tuple[str, ...]
     kind: Kind
@@ -41,6 +42,7 @@ class Facts:
     own: frozenset[Touch] = frozenset()
 
 
+CLASS, INSTANCE = "cls", "self"
 _CODE_MAGICS = ("distribute", "time", "timeit", "capture", "prun")
 _NOTHING = Facts()
 
@@ -124,8 +126,12 @@ def _chain(node: ast.expr, kind: Kind) -> tuple[tuple[str, ...], Kind]:
             names, kind, node = [], Kind.CHANGED, node.value
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             names, kind, node = [], Kind.CHANGED, node.func.value
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "type":
+            return (CLASS, *reversed(names)), kind
         else:
             return (), kind
+    if names[-1:] == ["__class__"]:
+        return (CLASS, *reversed(names[:-1])), kind
     return (node.id, *reversed(names)), kind
 
 

@@ -251,7 +251,7 @@ class Job:
                 raise self._without_result(rank)
             # The notebook's objects can hold the values of one rank only; values of other ranks go into copies.
             memo = self.memo if rank == 0 else None
-            self._results[rank] = values = marshal.load_results(self.paths, rank, memo, _main())
+            self._results[rank] = values = marshal.load_results(self.paths, rank, memo, _main(), states.write_early)
             self._attributes |= marshal.attributes.take(values)
             self._states = states.take(values) or self._states
             if self.spec.kind == "cell":  # where functions that came back are from

@@ -239,9 +239,16 @@ def _write_buffer(path: Path, content: memoryview) -> int:
     return content.nbytes
 
 
-def load_results(directory: JobPaths, rank: int, memo: Mapping[int, Any] | None, main_dict: dict[str, Any]) -> Values:
+def load_results(
+    directory: JobPaths,
+    rank: int,
+    memo: Mapping[int, Any] | None,
+    main_dict: dict[str, Any],
+    first: Callable[[dict[str, Any]], None] = lambda values: None,
+) -> Values:
     """The values that a rank published. Captured objects that changed are updated in place; none of them if the file
-    cannot be read. ``memo`` is ``Capture.memo``; None reads the captured objects from the bundle.
+    cannot be read. ``memo`` is ``Capture.memo``; None reads the captured objects from the bundle. ``first`` is called
+    with each value before the next is rebuilt.
 
     Raises ``DamagedJob`` for a file that is missing or cannot be read, ``RankFailed`` for a value that cannot be
     rebuilt here (for example a class of a module that only the rank has).
@@ -254,6 +261,7 @@ def load_results(directory: JobPaths, rank: int, memo: Mapping[int, Any] | None,
             reader = Reader(file, known, main_dict, buffers=_result_buffers(directory, rank))
             while (part := reader.load()) is not None:
                 if isinstance(part, dict):
+                    first(part)
                     values.update(part)
                 else:
                     updates.append(part)

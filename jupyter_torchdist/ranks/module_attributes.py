@@ -1,14 +1,18 @@
-"""Attributes of modules in a rank: set as in the notebook before user code runs, read again after it."""
+"""Attributes of modules in a rank: set as in the notebook before user code runs, read again after it.
+
+Containers of libraries are only watched: what user code puts into them stays in the rank.
+"""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable
 from functools import partial
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
-from ..marshal import attributes
+from ..marshal import attributes, codes
+from ..marshal.owned import of_modules
 from ..protocol.errors import StrategyError
 from .afterimport import after_import
 
@@ -56,6 +60,31 @@ class ModuleAttributes:
         """The current value; the sent ``Content`` if it is still in place, so that only its items are compared."""
         value, sent = attributes.read(name), self._sent.get(name)
         return sent if isinstance(sent, attributes.Content) and sent.is_in(value) else value
+
+
+class Libraries:
+    """The containers of libraries that ``code`` names, with the items that they had before it ran."""
+
+    def __init__(self, code: CodeType, there: Iterable[ModuleType], own: str) -> None:
+        """``there``: modules that have a name. ``own``: the directory of the user's modules."""
+        self._own = own
+        self._before: dict[str, attributes.Content] = {}
+        references = codes.references(code)
+        note = partial(self._note, references.attributes)
+        for module in there:
+            note(module)
+        after_import(dict.fromkeys(references.imports, note))
+
+    def _note(self, names: set[str], module: ModuleType) -> None:
+        if str(getattr(module, "__file__", "")).startswith(self._own):
+            return
+        for owned in of_modules([module], names).values():
+            if (content := owned.content) is not None:
+                self._before[attributes.name_of(owned.module, (owned.name,))] = attributes.Content(content)
+
+    def changed(self) -> list[str]:
+        """Names of the containers that have other items now."""
+        return [name for name, before in self._before.items() if not before.is_in(attributes.read(name))]
 
 
 def _is_patched(name: str) -> bool:

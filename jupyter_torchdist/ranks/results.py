@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import sys
 import traceback
@@ -19,11 +20,13 @@ from ..protocol.plan import Plan
 from ..states import adapter_of
 from .eventfile import EventFile
 from .execution import CALL, VALUE
+from .module_attributes import Libraries
 
 AUTO_LIMIT = 4 << 30
 """Largest number of bytes that come back automatically; more must be named with ``--out``."""
 
 _DEPTH = 8
+_Cache = type(functools.lru_cache(lambda: None))
 _WEIGHTLESS = (str, int, float, type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType)
 
 
@@ -49,8 +52,13 @@ class Results:
         self._loaded, self._paths, self._events = loaded, paths, events
         self._before = frozenset({*loaded.main, "__builtins__", "__annotations__"})
         self._objects = of_modules(value for value in loaded.main.values() if isinstance(value, types.ModuleType))
-        self.code: types.CodeType | None = None
-        """The code that runs."""
+        self._code: types.CodeType | None = None
+        self._libraries: Libraries | None = None
+
+    def begin(self, code: types.CodeType) -> None:
+        """``code`` is about to run."""
+        there = [value for value in self._loaded.main.values() if isinstance(value, types.ModuleType)]
+        self._code, self._libraries = code, Libraries(code, there, str(self._paths.source))
 
     @property
     def wanted(self) -> bool:
@@ -70,11 +78,12 @@ class Results:
         vars(self._loaded).pop("comparison", None)  # computed by an earlier ``publish``
         chosen, left = self._choose(namespace)
         if self._rank == 0 and not midway and self._plan.out != ("none",):
-            chosen |= self._ask.state()
+            chosen = {**self._ask.state(), **chosen}  # values of modules may need the import path
         objects = {**self._objects, **self._imported()}
         chosen |= self._contents(chosen, objects)
         dumped = marshal.dump_results(chosen, self._loaded, self._paths, self._rank, self._ask.apart(), objects)
         left += [[shown(name), why] for name, why in dumped.left]
+        left += [] if midway else [*self._caches(), *self._of_libraries(chosen)]
         told = [shown(name) for name in dumped.names if not adapter_of(name) and chosen[name] is not Absent]
         self._events.write("rank.result", names=told, left=left, size=dumped.size)
 
@@ -98,9 +107,9 @@ class Results:
 
     def _imported(self) -> dict[int, Owned]:
         """Objects of modules that ``from … import`` in the code has bound."""
-        if self.code is None:
+        if self._code is None:
             return {}
-        references = codes.references(self.code)
+        references = codes.references(self._code)
         modules = [sys.modules[name] for name in references.imports if name in sys.modules]
         return of_modules(modules, references.attributes)
 
@@ -113,6 +122,19 @@ class Results:
             if owned and owned.content is not None and (is_attribute(name) or file.startswith(str(self._paths.source))):
                 found[name if is_attribute(name) else name_of(owned.module, (owned.name,))] = owned.content
         return found
+
+    def _caches(self) -> list[list[str]]:
+        """What the functions under ``functools.lru_cache`` have kept, which nobody can read."""
+        caches = [value for value in self._loaded.memo.values() if type(value) is _Cache]
+        kept = [(one.__qualname__, one.cache_info().currsize) for one in caches]
+        return [[f"{name}.cache", f"{count} results that lru_cache keeps"] for name, count in kept if count]
+
+    def _of_libraries(self, chosen: Mapping[str, Any]) -> list[list[str]]:
+        """Containers of libraries that the code has changed."""
+        changed = self._libraries.changed() if self._libraries and self._rank == 0 else []
+        return [
+            [shown(name), "what a cell puts into a library's own container"] for name in changed if name not in chosen
+        ]
 
     def _of_modules(self) -> dict[str, Any]:
         """Attributes that were set or changed; only from rank 0, because the notebook has only one of each."""

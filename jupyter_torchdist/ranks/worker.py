@@ -205,7 +205,7 @@ class Rank:
         if spec.kind == "cell":
             code = execution.compile_cell(spec.source, spec.label, spec.first_line, self.flags)
             if self.results is not None:
-                self.results.code = code
+                self.results.begin(code)
             self.leave_alone(code, names)
             self.look_for_others(spec, code, names)
             try:

@@ -17,7 +17,7 @@ Errors of an adapter never end a job: they become notes.
 from __future__ import annotations
 
 from .base import Adapter, Place, State, said
-from .table import TABLE, Found, adapter_of, changed, differing, named, take, told, write, write_back
+from .table import TABLE, Found, adapter_of, changed, differing, named, take, told, write, write_back, write_early
 
 __all__ = [
     "TABLE",
@@ -34,4 +34,5 @@ __all__ = [
     "told",
     "write",
     "write_back",
+    "write_early",
 ]

@@ -7,10 +7,22 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from . import environment, logs, numpy_settings, operators, plotting, python_settings, randoms, tables, torch_settings
+from . import (
+    environment,
+    import_path,
+    logs,
+    numpy_settings,
+    operators,
+    plotting,
+    python_settings,
+    randoms,
+    tables,
+    torch_settings,
+)
 from .base import Adapter, Place, State, Stays, said
 
 TABLE: tuple[Adapter, ...] = (
+    import_path.ADAPTER,
     randoms.ADAPTER,
     torch_settings.ADAPTER,
     operators.ADAPTER,
@@ -102,6 +114,12 @@ def take(names: dict[str, Any]) -> dict[str, State]:
         adapter, _, key = name.partition(": ")
         taken.setdefault(adapter, {})[key] = names.pop(name)
     return taken
+
+
+def write_early(names: Mapping[str, Any]) -> None:
+    """Write the part of the state that is needed to rebuild what comes after it."""
+    found = {name: value for name, value in names.items() if adapter_of(name) == import_path.ADAPTER.name}
+    import_path.write(take(found).get(import_path.ADAPTER.name, {}), Place())
 
 
 def write_back(taken: Mapping[str, State], place: Place) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ from tests.notebook import Cell, Notebook, plain
 
 CASES = Path(__file__).parent / "cases"
 _CASE = re.compile(r"^#### (?P<name>\w+)(?P<words>.*)\n", re.MULTILINE)
+_OUTER = ("%%capture", "%%timeit")
 _CELL = re.compile(r"^# %%(?P<words>.*)\n", re.MULTILINE)
 
 
@@ -70,12 +71,18 @@ def run(case: Case, notebook: Notebook, directory: Path, ranks: int = 0) -> Seen
     told, words = [], []
     for text, options in case.cells:
         distributed = options is not None and ranks > 0
-        cell = notebook.try_run(f"%%distribute --ranks {ranks} {options}\n{text}" if distributed else text)
-        told.append(_told(cell, notebook, distributed))
+        cell = notebook.try_run(_above(text, f"%%distribute --ranks {ranks} {options}\n") if distributed else text)
+        told.append(_told(cell, notebook, distributed and not text.startswith(_OUTER)))
         words.append(cell.text)
     observer = "__import__('tests.differential.observe', fromlist=['seen'])"
     names = notebook.value(f"{observer}.seen(get_ipython().user_ns, get_ipython().user_ns_hidden)")
     return Seen(told, names, "\n".join(words))
+
+
+def _above(text: str, line: str) -> str:
+    """The cell with our line on top, below a magic that takes whole cells."""
+    first, newline, rest = text.partition("\n")
+    return f"{first}{newline}{line}{rest}" if first.startswith(_OUTER) else line + text
 
 
 def _told(cell: Cell, notebook: Notebook, distributed: bool) -> dict[str, str]:
@@ -89,7 +96,9 @@ def _told(cell: Cell, notebook: Notebook, distributed: bool) -> dict[str, str]:
 
 
 def _even(text: str) -> str:
-    return re.sub(r"0x[0-9a-f]+|In\[\d+\]|\S*/(?:plain|ranks\d)\b", "…", plain(text)).strip()
+    return re.sub(
+        r"(CPU times?|Wall time): .*|.* per loop .*|0x[0-9a-f]+|In\[\d+\]|\S*/(?:plain|ranks\d)\b", "…", plain(text)
+    ).strip()
 
 
 def differences(before: Seen, after: Seen) -> list[str]:

@@ -22,6 +22,8 @@ _OF_PYTHON = frozenset({
     "__annotate_func__", "__annotations_cache__", "__annotate__",
 })  # fmt: skip
 _DEPTH = 40
+_PATH: list[str] = []
+"""``sys.path`` before the first case."""
 
 
 def begin(directory: str) -> None:
@@ -32,6 +34,8 @@ def begin(directory: str) -> None:
     for name, module in list(sys.modules.items()):
         if str(getattr(module, "__file__", None) or "").startswith(above):
             del sys.modules[name]
+    _PATH[:] = _PATH or sys.path
+    sys.path[:] = _PATH
     os.makedirs(directory, exist_ok=True)
     os.chdir(directory)
     importlib.invalidate_caches()
@@ -42,6 +46,7 @@ def seen(names: dict[str, Any], hidden: Iterable[str]) -> dict[str, str]:
     walk = _Walk()
     own = sorted(name for name in names if name not in set(hidden) and not re.match(r"_|In$|Out$|exit$|quit$", name))
     found = {name: walk.text(names[name]) for name in own}
+    found["sys.path"] = str([entry for entry in sys.path if entry not in _PATH])
     for file in sorted(Path().rglob("*")):
         if file.is_file() and "__pycache__" not in file.parts:
             found[f"file {file}"] = str(file.stat().st_size) if file.suffix in (".pt", ".pth") else repr(_read(file))

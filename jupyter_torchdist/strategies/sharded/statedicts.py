@@ -19,6 +19,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ...torch_private.places import AsyncCollectiveTensor
+from ...torch_private.tensors import storage_references
 from ...usercode.frames import is_users
 from ..core import dtensors
 from ..core.optimizers import placed_like
@@ -57,10 +58,15 @@ def install(patches: Patches, lent: Lent, *, whole: bool = True) -> None:
     around(torch, "load", files.load)
 
 
+_OURS = 2
+"""References to the memory of a tensor that nobody else has."""
+
+
 class Lent:
     """Full tensors that ``state_dict`` and ``numpy`` returned. On one device they share the weights' memory.
 
     Values that a cell writes to them are copied to the shards before these are used: in the next forward, step or read.
+    Until the next forward or step, more values may be written to those that the cell still has.
     A state dict that a cell keeps for longer is only a copy, unlike on one device; the user is told.
     """
 
@@ -76,7 +82,7 @@ class Lent:
         nested = bool(args) or "destination" in kwargs  # a submodule of the one that user code calls
         if nested:
             return original(module, *args, **kwargs)
-        self.keep()
+        self.keep(for_now=True)
         state = original(module, *args, **kwargs)
         if not _as_they_are:
             own, prefix = _parameters(module), kwargs.get("prefix", "")
@@ -103,7 +109,7 @@ class Lent:
         """A method of sharded tensors that reads numbers of the full tensor. All ranks must call it."""
 
         def read(tensor: DTensor, *args: Any) -> Any:
-            self.keep()
+            self.keep(for_now=True)
             return own(whole(tensor), *args)
 
         return read
@@ -112,7 +118,7 @@ class Lent:
         """``repr`` of a sharded tensor: the full tensor for user code, on all ranks; else (in errors) the shard."""
         if kwargs or not is_users(sys._getframe(2).f_code.co_filename):
             return original(tensor, **kwargs)
-        self.keep()
+        self.keep(for_now=True)
         full = whole(tensor)
         return repr(nn.Parameter(full, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else full)
 
@@ -127,7 +133,7 @@ class Lent:
 
     def before(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """In place of functions that read or load parameters."""
-        self.keep()
+        self.keep(for_now=True)
         return original(*args, **kwargs)
 
     def step(self, *_: object) -> None:
@@ -145,22 +151,24 @@ class Lent:
         if self._given:
             self._given.clear()
 
-    def keep(self) -> None:
-        """Copy values written to lent tensors into the shards, without communication."""
-        if self._lent:
-            lent, self._lent = self._lent, []
-            self._keep(lent)
+    def keep(self, *, for_now: bool = False) -> None:
+        """Copy values written to lent tensors into the shards, without communication. ``for_now``: the weights stay as
+        they are, and tensors that the cell still has remain lent."""
+        lent, self._lent = self._lent, []
+        for full, parameter, was in lent:
+            now = self._keep(full, parameter, was)
+            if for_now and storage_references(full) > _OURS and not isinstance(parameter, WritableView):
+                self._lent.append((full, parameter, now))
 
     @torch.no_grad()
-    def _keep(self, lent: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]) -> None:
-        for full, parameter, was in lent:
-            part = full
-            if isinstance(parameter, DTensor):
-                part = dtensors.divided_as(full, parameter)
-            if isinstance(parameter, WritableView) or not torch.equal(
-                dtensors.local(part), was
-            ):  # a view needs all ranks
-                parameter.copy_(part)
+    def _keep(self, full: torch.Tensor, parameter: torch.Tensor, was: torch.Tensor) -> torch.Tensor:
+        """This rank's part of ``full``, which is copied to the parameter if it is not as it was."""
+        part = dtensors.divided_as(full, parameter) if isinstance(parameter, DTensor) else full
+        now = dtensors.local(part)
+        same = torch.equal(now, was)
+        if isinstance(parameter, WritableView) or not same:  # a view needs all ranks
+            parameter.copy_(part)
+        return was if same else now.clone()
 
 
 def _copied(tensor: DTensor, memo: dict[int, Any]) -> Any:

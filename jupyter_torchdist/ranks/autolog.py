@@ -1,4 +1,7 @@
-"""Draws scalars on which ``backward()`` is called: one curve per call site, named as in the source."""
+"""Draws scalars on which ``backward()`` is called: one curve per call site, named as in the source.
+
+Where ``td.log`` beside it draws the same value, there is only that curve.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +24,8 @@ from .afterimport import after_import
 from .streams.metrics import Recorder
 
 _NAME_LIMIT = 40
+_SAME = ("item", "detach", "cpu", "float", "clone")
+"""Methods that give the same value."""
 
 
 @dataclass
@@ -28,6 +33,7 @@ class Site:
     """One place in the user's code that calls ``backward``."""
 
     name: str
+    drawn: bool = True
     calls: int = 0
 
 
@@ -90,7 +96,7 @@ class Autolog:
         site.calls += 1
         self._recorder.trained(self._samples() or 0)
         value = getattr(loss, UNSCALED, loss) if self._scaling else loss
-        self._recorder.log({site.name: value}, site.calls, auto=True)
+        self._recorder.log({site.name: value}, site.calls, auto=True, drawn=site.drawn)
 
     def _site(self, caller: FrameType | None) -> Site | None:
         frame = users_frame(caller)
@@ -99,9 +105,13 @@ class Autolog:
         key = (frame.f_code, frame.f_lasti)
         if key not in self._sites:
             span = positions.running(frame)
-            name = loss_name(frame.f_code.co_filename, frame.f_lineno, span, direct=frame is caller)
+            file, line = frame.f_code.co_filename, frame.f_lineno
+            name = loss_name(file, line, span, direct=frame is caller)
+            drawn = not logs_beside(file, line, name)
+            if drawn and any(keyword.arg == name for keyword in _logged(positions.tree_of(file))):
+                name = f"{name}.backward()"
             self._names[name] += 1
-            self._sites[key] = Site(name if self._names[name] == 1 else f"{name} (line {frame.f_lineno})")
+            self._sites[key] = Site(name if self._names[name] == 1 else f"{name} (line {line})", drawn)
         return self._sites[key]
 
 
@@ -120,6 +130,39 @@ def loss_name(filename: str, line: int, span: positions.Span | None = None, *, d
         if call.args:
             return _words(call.args[0])
     return "loss"
+
+
+def logs_beside(filename: str, line: int, name: str) -> bool:
+    """Whether ``td.log`` is called as often as ``backward`` on this line, with the loss that has this name.
+
+    It is when it stands in the same block: ``td.log(train_loss=loss.item())``.
+    """
+    for node in ast.walk(positions.tree_of(filename) or ast.Module([], [])):
+        for part in ("body", "orelse", "finalbody"):
+            block = getattr(node, part, None)
+            calls = [one for one in block if isinstance(one, ast.Expr)] if isinstance(block, list) else []
+            if any(one.lineno <= line <= (one.end_lineno or line) for one in calls):
+                return any(_words(_plain(keyword.value)) == name for one in calls for keyword in _logged(one))
+    return False
+
+
+def _logged(tree: ast.AST | None) -> list[ast.keyword]:
+    """The curves of ``td.log(…)``."""
+    calls = [node for node in ast.walk(tree or ast.Module([], [])) if isinstance(node, ast.Call)]
+    logs = [call for call in calls if getattr(call.func, "attr", getattr(call.func, "id", "")) == "log"]
+    return [keyword for call in logs for keyword in call.keywords if keyword.arg not in (None, "step")]
+
+
+def _plain(value: ast.expr) -> ast.expr:
+    """``loss`` of ``loss.detach().item()`` and of ``float(loss)``."""
+    while isinstance(value, ast.Call):
+        if isinstance(value.func, ast.Attribute) and value.func.attr in _SAME and not value.args:
+            value = value.func.value
+        elif isinstance(value.func, ast.Name) and value.func.id == "float" and len(value.args) == 1:
+            value = value.args[0]
+        else:
+            break
+    return value
 
 
 def _backward_calls(filename: str) -> list[ast.Call]:

@@ -60,7 +60,7 @@ def columns(paths: JobPaths) -> dict[str, list[Any]]:
     A row is one call of ``td.log``. Curves that the call did not log are None, and so is a step that was not given.
     """
     rows = [(rank, record) for rank in files(paths) for record in _all(paths, rank) if record.get("k") == "log"]
-    rows = [(rank, record) for rank, record in rows if isinstance(record.get("v"), dict)]
+    rows = [(rank, record) for rank, record in rows if isinstance(record.get("v"), dict) and record["v"]]
     table: dict[str, list[Any]] = {
         "rank": [rank for rank, _ in rows],
         "step": [record.get("step") for _, record in rows],

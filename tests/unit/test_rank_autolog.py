@@ -72,9 +72,9 @@ class Kept(Recorder):
         super().__init__()
         self.found: list[tuple[str, float, int | None]] = []
 
-    def log(self, values: dict[str, Any], step: Any = None, *, auto: bool = False) -> None:
+    def log(self, values: dict[str, Any], step: Any = None, *, auto: bool = False, drawn: bool = True) -> None:
         assert auto
-        self.found += [(name, value.item(), step) for name, value in values.items()]
+        self.found += [(name, value.item(), step) for name, value in values.items() if drawn]
 
 
 @pytest.fixture
@@ -105,6 +105,32 @@ def test_two_calls_on_a_line(kept: Kept) -> None:
 def test_equal_names_get_their_line(kept: Kept) -> None:
     run("loss = w.sum()\nloss.backward()\nloss = w.prod()\nloss.backward()\n")
     assert [name for name, _, _ in kept.found] == ["loss", "loss (line 5)"]
+
+
+@pytest.mark.parametrize(
+    ("log", "found"),
+    [
+        ("td.log(loss=loss)", []),
+        ("td.log(train_loss=loss.detach().item(), step=i)", []),
+        ("td.log(lr=0.1); log(loss=float(loss.detach()), step=i)", []),
+        ("td.log(accuracy=0.5)", ["loss"]),
+        ("td.log(**{'loss': loss})", ["loss"]),
+        ("if i: td.log(loss=loss)", ["loss.backward()"]),
+        ("if i: td.log(train=loss)", ["loss"]),
+        ("td.log(loss=loss.item() * 4)", ["loss.backward()"]),
+    ],
+)
+def test_a_loss_that_the_user_logs_is_one_curve(kept: Kept, log: str, found: list[str]) -> None:
+    """Of the user's name. Other values of that name are told apart."""
+
+    class Module:
+        @staticmethod
+        def log(**values: Any) -> None:
+            """As ``td.log``."""
+
+    source = f"for i in range(2):\n    loss = w.sum()\n    loss.backward()\n    {log}\n"
+    run(source, td=Module, log=Module.log)
+    assert [name for name, _, step in kept.found if step == 1] == found
 
 
 def test_scaled_losses_are_drawn_unscaled(kept: Kept) -> None:

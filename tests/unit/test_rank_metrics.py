@@ -72,7 +72,9 @@ def test_a_loss_that_is_nan_is_told_of(tmp_path: Path) -> None:
     recorder.log({"lr": math.nan}, 1)
     for step, value in enumerate([0.5, math.inf, math.nan], start=1):
         recorder.log({"loss": torch.tensor(value)}, step, auto=True)
-    assert told == [("loss", 3)]
+    recorder.log({"loss": torch.tensor(math.nan)}, 4, auto=True, drawn=False)
+    assert told == [("loss", 3), ("loss", 4)]
+    assert lines(tmp_path / "m")[-1] | {"t": 0} == {"t": 0, "k": "log", "step": 4, "v": {}, "auto": True}
 
 
 def test_a_value_is_read_when_it_is_logged(tmp_path: Path) -> None:
@@ -102,7 +104,7 @@ def test_a_value_still_on_its_way_holds_back_what_follows(tmp_path: Path) -> Non
             raise Unread
         return 0.5
 
-    recorder._pending.append((1.0, None, False, {"loss": value}))
+    recorder._pending.append((1.0, None, False, True, {"loss": value}))
     recorder.log({"loss": 0.25})
     assert lines(tmp_path / "m") == [] and recorder.deadline is not None
     arrived = True
@@ -115,7 +117,7 @@ def test_a_value_that_never_arrives_does_not_keep_the_rank(tmp_path: Path) -> No
         raise Unread
 
     recorder = Recorder(tmp_path / "m")
-    recorder._pending.append((1.0, None, False, {"loss": value}))
+    recorder._pending.append((1.0, None, False, True, {"loss": value}))
     recorder.close(patience=0.01)
 
 
@@ -127,7 +129,7 @@ def test_a_value_that_the_device_lost_does_not_hide_the_error_that_ends_the_rank
             raise torch.AcceleratorError("CUDA error: device-side assert triggered")
 
     recorder = Recorder(tmp_path / "m")
-    recorder._pending.append((1.0, None, False, {"loss": _arrival(Failed(), torch.tensor(1.0))}))
+    recorder._pending.append((1.0, None, False, True, {"loss": _arrival(Failed(), torch.tensor(1.0))}))
     recorder.log({"loss": 0.25})
     recorder.close()
     assert [line["v"]["loss"] for line in lines(tmp_path / "m")] == [0.25]

@@ -1,6 +1,7 @@
 """Curves and progress of one rank: collected in memory, written as JSON lines by the flusher.
 
-A line is ``{"t", "k": "log", "step", "v": {name: value}}`` (with ``"auto": true`` for scalars of autolog),
+A line is ``{"t", "k": "log", "step", "v": {name: value}}`` (with ``"auto": true`` for scalars of autolog, and without
+values for a loss that the user's code logs),
 ``{"t", "k": "progress", "id", "desc", "n", "total"}``, or ``{"t", "k": "samples", "n"}``: how many samples were trained
 with so far. Times are in seconds since the epoch.
 """
@@ -33,7 +34,7 @@ PERIOD = 0.05
 _PROGRESS_PERIOD = 0.1
 _NUMBERS = (float, int)
 
-Log = tuple[float, "int | None", bool, dict[str, Any]]
+Log = tuple[float, "int | None", bool, bool, dict[str, Any]]
 
 
 class Recorder:
@@ -63,8 +64,11 @@ class Recorder:
             flusher.add(self)
             os.register_at_fork(after_in_child=self._after_fork)
 
-    def log(self, values: dict[str, Any], step: Any = None, *, auto: bool = False) -> None:
-        """Record scalars. Does not raise for a value that is not a number: leaves it out, with one warning per name."""
+    def log(self, values: dict[str, Any], step: Any = None, *, auto: bool = False, drawn: bool = True) -> None:
+        """Record scalars. Does not raise for a value that is not a number: leaves it out, with one warning per name.
+
+        ``drawn``: whether the values are a curve; else the step counts, and a NaN.
+        """
         if step is not None and type(step) is not int:
             step = self._whole(step)
         for value in values.values():
@@ -73,7 +77,7 @@ class Recorder:
                 break
         if self._fd < 0 or not values:
             return
-        self._pending.append((time.time(), step, auto, values))
+        self._pending.append((time.time(), step, auto, drawn, values))
         if self.deadline is None:
             self._arm()
         if self.told is not None:
@@ -114,7 +118,7 @@ class Recorder:
         batch = self._pending[:]
         lines = []
         done = 0
-        for t, step, auto, values in batch:
+        for t, step, auto, drawn, values in batch:
             try:
                 line = _log_line(t, step, auto, values)
             except Unread:
@@ -124,7 +128,7 @@ class Recorder:
                 continue
             if auto and _NAN in line and self._not_a_number is not None:
                 self._not_a_number(next(iter(values)), step)
-            lines.append(line)
+            lines.append(line if drawn else _log_line(t, step, auto, {}))
             done += 1
         del self._pending[:done]
         if self._samples != self._written:

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import inspect
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from typing import Any, Generic, ParamSpec, TypeVar, overload
 
 from ..client.job import Job
@@ -19,7 +19,8 @@ from . import following
 from .keywords import options_of
 
 P = ParamSpec("P")
-R = TypeVar("R")
+R = TypeVar("R", covariant=True)
+Item = TypeVar("Item")
 
 
 def _keeping_nothing(call: Callable[P, R]) -> Callable[P, R]:
@@ -35,6 +36,10 @@ def _keeping_nothing(call: Callable[P, R]) -> Callable[P, R]:
             raise
 
     return outer
+
+
+class _Untyped:
+    """What no function returns: only one whose type is not known fits it."""
 
 
 class Distributed(Generic[P, R]):
@@ -55,8 +60,29 @@ class Distributed(Generic[P, R]):
     def _call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Request:
         return call_of(self.function, args, kwargs, self.options)
 
+    @overload
+    def distributed(self: Distributed[P, _Untyped], *args: P.args, **kwargs: P.kwargs) -> Any: ...
+
+    @overload
+    def distributed(  # type: ignore[overload-overlap]
+        self: Distributed[P, Iterator[Item]], *args: P.args, **kwargs: P.kwargs
+    ) -> Iterator[list[Item]]: ...
+
+    @overload
+    def distributed(  # type: ignore[overload-overlap]
+        self: Distributed[P, AsyncIterator[Item]], *args: P.args, **kwargs: P.kwargs
+    ) -> Iterator[list[Item]]: ...
+
+    @overload
+    def distributed(
+        self: Distributed[P, Coroutine[Any, Any, Item]], *args: P.args, **kwargs: P.kwargs
+    ) -> list[Item]: ...
+
+    @overload
+    def distributed(self, *args: P.args, **kwargs: P.kwargs) -> list[R]: ...
+
     @_keeping_nothing
-    def distributed(self, *args: P.args, **kwargs: P.kwargs) -> list[R]:
+    def distributed(self, *args: Any, **kwargs: Any) -> Any:
         """Run on every rank and return the values by rank. Shows the job; waits for its end.
 
         A function with ``yield`` gives an iterator: each item is a list by rank, there as soon as every rank yielded
@@ -65,7 +91,7 @@ class Distributed(Generic[P, R]):
         Raises what the first failing rank raised, ``TypeError`` for wrong arguments before anything starts,
         ``UserError`` that names the part of a value that cannot be pickled.
         """
-        return run(self._call(args, kwargs))  # type: ignore[no-any-return]
+        return run(self._call(args, kwargs))
 
     @_keeping_nothing
     def submit(self, *args: P.args, **kwargs: P.kwargs) -> Job:

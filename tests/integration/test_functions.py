@@ -9,9 +9,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -40,11 +40,43 @@ def scaled(x: int, plus: int = 0) -> int:
 
 
 @td.distributed(ranks=2)
-def counts(until: int, gate: str = "") -> Any:
+def counts(until: int, gate: str = "") -> Iterator[int]:
     for number in range(until):
         yield 10 * td.rank + number
         while number == 0 and gate and not Path(gate).exists():
             time.sleep(0.01)
+
+
+if TYPE_CHECKING:  # mypy reads this (`make lint`); nothing runs
+    from typing_extensions import assert_type
+
+    from jupyter_torchdist.client.job import Job
+
+    @td.distributed(ranks=2)
+    def losses(epochs: int) -> Iterator[float]:
+        yield float(epochs)
+
+    @td.distributed
+    async def awaited(x: int) -> str:
+        return str(x)
+
+    @td.distributed
+    async def stream() -> AsyncIterator[int]:
+        yield 1
+
+    @td.distributed
+    def untyped(x):  # type: ignore[no-untyped-def]
+        return x
+
+    assert_type(scaled(1), int)
+    assert_type(scaled.distributed(1, plus=2), list[int])
+    assert_type(scaled.submit(1), Job)
+    assert_type(losses.distributed(3), Iterator[list[float]])
+    assert_type(awaited.distributed(3), list[str])
+    assert_type(stream.distributed(), Iterator[list[int]])
+    assert_type(untyped.distributed(1), Any)
+    scaled.distributed("1")  # type: ignore[arg-type]
+    losses.distributed(until=1)  # type: ignore[call-overload]
 
 
 @td.distributed(ranks=2)
@@ -53,7 +85,7 @@ def calls_another() -> Any:
 
 
 @td.distributed(ranks=2)
-async def later(x: int) -> Any:
+async def later(x: int) -> int:
     await asyncio.sleep(0)
     return x + td.rank
 
@@ -70,8 +102,7 @@ def test_here_on_ranks_and_in_the_background(capfd: pytest.CaptureFixture[str]) 
     assert asyncio.run(waited()) == "succeeded"
     assert job.values() == [30, 31]
     assert capfd.readouterr().out == ""
-    values: Any = later.distributed(1)
-    assert values == [1, 2]
+    assert later.distributed(1) == [1, 2]
     assert td.distributed(ranks=2, collect="rank0", watch="off")(scaled.function).distributed(4) == [40]
     assert capfd.readouterr().out == ""
 
@@ -85,14 +116,14 @@ def test_wrong_arguments_start_nothing(home: Path, call: str) -> None:
 
 def test_a_generator_gives_its_items_while_it_runs(tmp_path: Path) -> None:
     gate = tmp_path / "go on"
-    items: Any = counts.distributed(3, str(gate))
+    items = counts.distributed(3, str(gate))
     assert next(items) == [0, 10]
     assert wait_until(lambda: [job.state for job in catalog.jobs()] == ["running"], PATIENCE)
     gate.touch()
     assert list(items) == [[1, 11], [2, 12]]
     job = counts.submit(2)
     assert list(job.items()) == [[0, 10], [1, 11]]
-    first = td.distributed(ranks=2, collect="rank0")(counts.function)
+    first: Any = td.distributed(ranks=2, collect="rank0")(counts.function)
     assert list(first.distributed(2)) == [0, 1]
 
 

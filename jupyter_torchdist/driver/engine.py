@@ -37,6 +37,12 @@ class Engine:
     def ended(self) -> bool:
         return self.state.word == ENDED
 
+    @property
+    def taken(self) -> str | None:
+        """Why nodes are lost in place of which another submission may get others; None: it would get none."""
+        one_for_all = self._submission is not None and self._submission.token
+        return self.state.reason if one_for_all and (not self.ended or self.state.again) else None
+
     def named(self, plan: Plan, links: Sequence[Link]) -> Plan:
         """The plan with the names that the engine has given its nodes so far, which the links get, too."""
         hosts = self._submission.hosts if self._submission else ()
@@ -57,6 +63,7 @@ class Engine:
         if self._submission is not None and getattr(self._submission, "lasts", False):
             return self._follow(self._submission)
         self.cancel()
+        self.state = EngineState()
         submission = self._find().submit(plan, attempt)
         if submission.token:
             self._say("job.launched", token=submission.token, attempt=attempt)

@@ -53,6 +53,8 @@ class AttemptStatus:
     ended: frozenset[str] = frozenset()
     """Nodes on which no process of the job is alive."""
     lost: frozenset[str] = frozenset()
+    taken: str | None = None
+    """Why the engine took them, which gives others; empty if it does not say. None: it gives no others."""
     missed: tuple[Event, ...] = ()
     """What agents said of nodes that were lost while no driver was connected."""
     failed_at: float | None = None
@@ -161,21 +163,22 @@ def _again(plan: Plan, state: JobState, standing: AttemptStatus) -> Again | None
     if hung and not plan.fresh and state.attempt == 1 and not _stopped_on_request(standing):
         note = "the forked ranks hung before their first user line; started again with --fresh"
         return Again(note, True, state.restarts, end)
-    stopped = _stopped_on_request(standing) or standing.timed_out or standing.expired
+    saved = standing.expired and plan.request and (plan.strategy.checkpoint or plan.strategy.name == "none")
+    stopped = _stopped_on_request(standing) or standing.timed_out or (standing.expired and not saved)
     if stopped or state.restarts >= plan.restarts or end.state == "succeeded":
         return None
     number, left = state.restarts + 1, len(plan.nodes) - len(standing.lost)
-    which = f"{number} of {plan.restarts}"
+    which, others = f"{number} of {plan.restarts}", "host" if left == 1 else f"{left} hosts"
     if standing.lost and plan.least_nodes is not None and left >= plan.least_nodes:
-        note = f"{end.reason}; all ranks are started again on the other {_hosts(left)} ({which})"
+        note = f"{end.reason}; all ranks are started again on the other {others} ({which})"
         return Again(note, plan.fresh, number, end, standing.lost)
-    if not standing.lost and (standing.missed or (end.state == "failed" and state.failures())):
-        return Again(f"{end.reason}; all ranks are started again ({which})", plan.fresh, number, end)
+    moved = saved or (standing.taken is not None and state.ranks)
+    if moved or (not standing.lost and (standing.missed or (end.state == "failed" and state.failures()))):
+        note = (
+            f"{standing.taken or end.reason}; all ranks are started again{' on other nodes' if moved else ''} ({which})"
+        )
+        return Again(note, plan.fresh, number, end)
     return None
-
-
-def _hosts(count: int) -> str:
-    return "host" if count == 1 else f"{count} hosts"
 
 
 def _on_stall(state: JobState, standing: AttemptStatus, now: float) -> list[Action]:

@@ -149,11 +149,10 @@ class Driver:
     def _start(self, link: Link) -> None:
         assert self._world is not None
         world = self._world if link.shared else self._world.for_a_host(self._plan.env_names)
-        root, attempt, restarts = str(self._paths.root), self._attempt, self._state.restarts
-        assignment = Assignment(
-            root, self._blobs, link.node.name, self._plan, world, attempt, self._fresh, restarts, self._endpoint
+        root, node, attempt, restarts = str(self._paths.root), link.node.name, self._attempt, self._state.restarts
+        link.start(
+            Assignment(root, self._blobs, node, self._plan, world, attempt, self._fresh, restarts, self._endpoint)
         )
-        link.start(assignment)
 
     # -- the loop
 
@@ -286,7 +285,9 @@ class Driver:
     def _lose(self, link: Link, reason: str) -> None:
         if link.node.name not in self._standing.lost:
             self._say("node.lost", node=link.node.name, reason=reason)
-            self._standing = replace(self._standing, lost=self._standing.lost | {link.node.name})
+            self._standing = replace(
+                self._standing, lost=self._standing.lost | {link.node.name}, taken=self._engine.taken
+            )
             link.ended = True
 
     # -- what agents say

@@ -30,6 +30,8 @@ class EngineState:
     reason: str = ""
     gpus: tuple[str, ...] = ()
     """The UUIDs of the GPUs of this machine that a job got which had to wait for them, in order of rank."""
+    again: bool = False
+    """Ended: whether the engine took the nodes, and may give others to another submission. It was nobody's purpose."""
 
 
 class Submission(Protocol):

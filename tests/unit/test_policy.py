@@ -23,6 +23,7 @@ from jupyter_torchdist.driver.policy import (
 from jupyter_torchdist.protocol.events import ErrorRecord, Event, Finding
 from jupyter_torchdist.protocol.plan import NodePlan, Plan
 from jupyter_torchdist.protocol.state import JobState, RankState, Stall, Waiting
+from jupyter_torchdist.protocol.strategy import StrategyPlan
 
 GRACE = 5.0
 NOW = 100.0
@@ -284,6 +285,31 @@ def test_a_lost_host_is_followed_by_a_start_on_the_others_where_these_are_enough
     assert decide(plan(3, restarts=3, least_nodes=2), TWO, replace(gone, kill=True), NOW) == [
         Finish("cancelled", "killed on request", None)
     ]
+
+
+def test_an_engine_gives_other_nodes_for_those_that_it_took() -> None:
+    gone = AttemptStatus(lost=NODE0, ended=frozenset({"node1", "node2"}), taken="PREEMPTED")
+    end = Finish("lost", "host node0 is gone", None)
+    again = Again("PREEMPTED; all ranks are started again on other nodes (1 of 3)", False, 1, end)
+    assert decide(plan(3, restarts=3), TWO, gone, NOW) == [again]
+    silent = replace(again, note=again.note.replace("PREEMPTED", end.reason))
+    assert decide(plan(3, restarts=3), TWO, replace(gone, taken=""), NOW) == [silent]
+    assert decide(plan(3), TWO, gone, NOW) == [end]
+    assert decide(plan(3, restarts=3), TWO, replace(gone, interrupts=1), NOW) != [again]
+    assert decide(plan(3, restarts=3), JobState("j"), gone, NOW) == [end]  # not one rank has run
+
+
+def test_at_the_engines_time_limit_only_what_was_saved_goes_on() -> None:
+    over = AttemptStatus(ended=NODE0, expired="the limit")
+    end = Finish("timed_out", "the limit", None)
+    again = Again("the limit; all ranks are started again on other nodes (1 of 1)", False, 1, end)
+    mine, ddp = StrategyPlan(), StrategyPlan("ddp")
+    asked = plan(restarts=1, request="#!/bin/sh")
+    assert decide(replace(asked, strategy=mine), RUNNING, over, NOW) == [again]
+    assert decide(replace(asked, strategy=replace(ddp, checkpoint="c")), RUNNING, over, NOW) == [again]
+    assert decide(replace(asked, strategy=ddp), RUNNING, over, NOW) == [end]
+    assert decide(plan(restarts=1), RUNNING, over, NOW) == [end]
+    assert decide(replace(asked, restarts=0), RUNNING, over, NOW) == [end]
 
 
 ENDS: dict[str, tuple[JobState, AttemptStatus, tuple[str, str, int | None]]] = {

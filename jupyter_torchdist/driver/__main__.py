@@ -20,6 +20,7 @@ from ..protocol.plan import NodePlan
 from ..protocol.process import PROC, ProcessId
 from ..protocol.wire.channel import Channel
 from ..protocol.world import World
+from ..store.jobdir import read_spec
 from ..store.journal import JournalInUse
 from ..store.sole import Sole
 from . import zygote
@@ -82,7 +83,11 @@ class Warmth:
 
 
 def _drive_line(value: zygote.Line) -> None:
-    _drive(JobPaths(Path(value["job_root"])), World.from_json(value["world"]), value["blobs"])
+    """The driver's commands, such as ssh, find what they find in the notebook now, without what ranks alone have."""
+    paths, world = JobPaths(Path(value["job_root"])), World.from_json(value["world"])
+    of_ranks = {item.partition("=")[0] for item in read_spec(paths).options.env}
+    os.environ.update({name: text for name, text in world.environ.items() if name not in of_ranks})
+    _drive(paths, world, value["blobs"])
 
 
 def _drive(paths: JobPaths, world: World | None = None, blobs: str = "") -> None:

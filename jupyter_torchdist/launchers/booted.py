@@ -134,31 +134,26 @@ class ProcessChannel(BootedChannel):
 
     program: ClassVar[str]
     """What the user calls the way there."""
+    environ: Mapping[str, str] | None = None
+    """Of the process; None: that of this one."""
 
-    def __init__(
-        self,
-        host: str,
-        way: Sequence[str],
-        reach: Reach,
-        verb: str = "relay",
-        environ: Mapping[str, str] | None = None,
-    ) -> None:
-        """``way``: the command without its last word, a text for the shell of the node."""
-        self._way, self._environ = way, environ
-        super().__init__(host, reach, verb)
+    def way(self, command: str) -> Sequence[str]:
+        """The words of the process. ``command``: a text for the shell of the node."""
+        raise NotImplementedError
 
     def start(self, command: str, words: int) -> tuple[int, int]:
+        way = self.way(command)
         try:
             self.process = subprocess.Popen(
-                [*self._way, command],
+                way,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=words,
-                env=self._environ,
+                env=self.environ,
                 start_new_session=True,  # an interrupt of the kernel must not reach it
             )
         except FileNotFoundError:
-            raise LaunchError(f"there is no program {self._way[0]} here", f"install {self.program}") from None
+            raise LaunchError(f"there is no program {way[0]} here", f"install {self.program}") from None
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         ends = os.dup(self.process.stdout.fileno()), os.dup(self.process.stdin.fileno())
@@ -177,11 +172,7 @@ class ProcessChannel(BootedChannel):
 
 
 def remote_command(mark: str, reach: Reach, verb: str) -> str:
-    """The command for the user's shell, whichever it is: packed, because bash, tcsh and fish quote differently.
-
-    A login shell (bash or zsh if that is the user's, else sh) runs ``setup``, searches for a Python with torch, and
-    becomes ``boot.py``.
-    """
+    """A login shell runs ``setup``, searches for a Python with torch, and becomes ``boot.py``."""
     candidates = [_expanded(reach.python)] if reach.python else [_expanded(sys.executable), *_SEARCHED]
     boot = base64.b64encode(zlib.compress(Path(__file__).with_name("boot.py").read_bytes(), 9)).decode()
     arguments = shlex.join([_RUN, boot, mark, code().digest, verb, reach.scratch])
@@ -197,7 +188,15 @@ done
 found=${{tried:- no Python}}
 printf '\n%s cannot %s (found:%s); name one with --host-option python=PATH\n' {mark} {shlex.quote(lack)} "$found"
 """
-    choose = f'case "$SHELL" in */bash|*/zsh) s=$SHELL;; *) s=sh;; esac; exec "$s" -lc {shlex.quote(search)}'
+    return in_login_shell(search)
+
+
+def in_login_shell(text: str) -> str:
+    """A command for the user's shell, whichever it is: packed, because bash, tcsh and fish quote differently.
+
+    ``text`` is run by a login shell: bash or zsh if that is the user's, else sh.
+    """
+    choose = f'case "$SHELL" in */bash|*/zsh) s=$SHELL;; *) s=sh;; esac; exec "$s" -lc {shlex.quote(text)}'
     return f"exec sh -c 'eval \"$(echo {base64.b64encode(choose.encode()).decode()} | base64 -d)\"'"
 
 

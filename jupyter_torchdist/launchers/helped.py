@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import socket
 import subprocess
@@ -18,9 +17,10 @@ from ..protocol.process import JOB_TOKEN
 from ..protocol.wire.channel import Channel
 from .base import ENDED, QUEUED, EngineState
 from .booted import BootedChannel
+from .packets import Packets
 
 CANCEL_SECONDS = 20.0
-PACKET = 64 * 1024
+SEND_SECONDS = 5.0
 
 
 def environ() -> dict[str, str]:
@@ -66,6 +66,7 @@ class HelpedSubmission:
         self._plan = plan
         self._socket = driver
         self._socket.setblocking(False)
+        self._packets = Packets(driver)
         self._process = process
         self._state = EngineState(QUEUED)
         self.hosts: Sequence[str] = ()
@@ -76,7 +77,9 @@ class HelpedSubmission:
     def ask(self, *fds: int, **words: Any) -> None:
         """Raises ``LaunchError``: the process has ended."""
         try:
-            socket.send_fds(self._socket, [json.dumps(words).encode()], fds)
+            self._socket.settimeout(SEND_SECONDS)
+            self._packets.send(words, fds)
+            self._socket.setblocking(False)
         except OSError:
             raise LaunchError(self.ends, self.look) from None
 
@@ -87,21 +90,16 @@ class HelpedSubmission:
 
     def _hear(self) -> None:
         with contextlib.suppress(BlockingIOError):
-            while data := self._packet():
-                said = json.loads(data)
+            while (packet := self._packets.receive()) is not None:
+                said, _ = packet
                 if "cancelled" in said:
                     self._cancelled = said["error"]
                 else:
-                    self._state = EngineState(said["state"], reason=said["reason"])
+                    self._state = EngineState(said["state"], reason=said["reason"], again=said.get("again", False))
                     self.hosts = said.get("hosts", self.hosts)
             self._gone = True
             if self._state.word != ENDED and self._cancelled is None:
                 self._state = EngineState(ENDED, reason=self.ends)
-
-    def _packet(self) -> bytes:
-        with contextlib.suppress(ConnectionError):
-            return self._socket.recv(PACKET)
-        return b""
 
     def connect(self, node: NodePlan) -> Channel:
         index = [one.name for one in self._plan.nodes].index(node.name)

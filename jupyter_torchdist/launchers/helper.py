@@ -1,14 +1,13 @@
 """A process that speaks with an engine, so that the driver need not import the engine's package: the process's side.
 
-Driver and process exchange packets over a socket. Each is an object of JSON. One of the driver has a word, ``do``, for
-which the process has a method. One of the process is a state (``state``, ``reason``, ``hosts``), or the answer to
-``cancel`` (``cancelled``, ``error``). The driver's side is ``helped.py``.
+Driver and process exchange packets over a socket (``packets.py``). One of the driver has a word, ``do``, for
+which the process has a method. One of the process is a state (``state``, ``reason``, ``hosts``, ``again``), or the
+answer to ``cancel`` (``cancelled``, ``error``). The driver's side is ``helped.py``.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import socket
 import threading
@@ -17,33 +16,31 @@ from collections.abc import Iterator
 from typing import Any
 
 from .base import ENDED
+from .packets import Packets
 
-PACKET = 1024 * 1024
-ROOM = 4 * PACKET
+ROOM = 4 * 1024 * 1024
 
 
 class Helper(ABC):
     def __init__(self) -> None:
-        self._driver: socket.socket | None = None
+        self._driver: Packets | None = None
+        self._said: dict[str, Any] = {}
+        """The state that the driver was told last."""
         self._sending = threading.Lock()
 
     def serve(self, driver: socket.socket) -> None:
         """Do what this driver asks for, until it closes the socket."""
-        self._driver = driver
-        while True:
-            try:
-                data, fds, _, _ = socket.recv_fds(driver, PACKET, 4)
-            except ConnectionError:
-                return
-            if not data:
-                return
-            words = json.loads(data)
+        self._driver = packets = Packets(driver)
+        if self._said:
+            self.say(**self._said)
+        while (packet := packets.receive()) is not None:
+            words, fds = packet
             getattr(self, words.pop("do"))(*fds, **words)
 
     def say(self, **words: Any) -> None:
         with self._sending, contextlib.suppress(OSError):
             if self._driver is not None:
-                self._driver.send(json.dumps(words).encode())
+                self._driver.send(words)
 
     @contextlib.contextmanager
     def reporting(self) -> Iterator[None]:

@@ -204,6 +204,10 @@ class Plan(Record):
     """What the engine is sent, such as a batch script; empty where the driver starts everything itself."""
     allocation: str = ""
     """Of the engine, in which the job runs: the id of a Slurm job, the address of a Ray cluster; empty: a new one."""
+    login: str = ""
+    """The host on which the engine's commands run, over SSH; empty: this machine."""
+    configuration: str = ""
+    """Files that say where the engine is (``KUBECONFIG``), as absolute paths; empty: where it looks by itself."""
 
     def node_of(self, rank: int) -> NodePlan:
         """The node of ``rank``. Raises ``KeyError`` for a rank outside the plan."""

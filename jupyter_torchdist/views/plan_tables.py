@@ -46,7 +46,8 @@ def plan_table(plan: Plan) -> str:
     if plan.env_names:
         facts.append(f"environment: {', '.join(plan.env_names)}")
     facts[1:1] = strategy_lines(plan.strategy)
-    request = ["", "sent to the launcher:", indent(plan.request)] if plan.request else []
+    where = f" over SSH by {plan.login}" if plan.login else ""
+    request = ["", f"sent to the launcher{where}:", indent(plan.request)] if plan.request else []
     return "\n".join([*facts, table(("HOST", "RANKS", "ADDRESS", "DEVICES", "PYTHON"), rows), *request])
 
 

@@ -380,6 +380,10 @@ export interface Plan {
   request: string;
   /** Of the engine, in which the job runs: the id of a Slurm job, the address of a Ray cluster; empty: a new one. */
   allocation: string;
+  /** The host on which the engine's commands run, over SSH; empty: this machine. */
+  login: string;
+  /** Files that say where the engine is (`KUBECONFIG`), as absolute paths; empty: where it looks by itself. */
+  configuration: string;
 }
 
 /** One line of the receipt: a name, its kind and description, its size (bytes), and the line that needs it. */

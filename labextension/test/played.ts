@@ -147,7 +147,9 @@ export const PLAN: Plan = {
   sync: [],
   cwd: '',
   request: '',
-  allocation: ''
+  allocation: '',
+  login: '',
+  configuration: ''
 };
 
 export function hello(state: JobState, more: Record<string, unknown> = {}): Record<string, unknown> {

@@ -35,7 +35,7 @@ class Laptop:
 
     def run(self, verb: str, *options: str) -> subprocess.CompletedProcess[str]:
         words = self.words(verb, *options)
-        return subprocess.run(words, env=self.environ, capture_output=True, text=True, timeout=PATIENCE)
+        return subprocess.run(words, env=self.environ, capture_output=True, text=True, timeout=2 * PATIENCE)
 
     def start(self, verb: str, *options: str) -> subprocess.Popen[str]:
         """It is ended by ``close`` at the latest."""

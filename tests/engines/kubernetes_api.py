@@ -1,4 +1,4 @@
-"""A small stand-in for the API of Kubernetes: HTTP and WebSocket for its official client, and what a cluster does.
+"""A small stand-in for the API of Kubernetes: HTTP and WebSocket over TLS for its client, and what a cluster does.
 
 It takes indexed Jobs, checks them against the client's models of the API, makes their pods, gives them to the nodes
 that have room (``kubernetes_pods.py``), lets ``exec`` in, and deletes.
@@ -10,6 +10,7 @@ import asyncio
 import importlib
 import json
 import re
+import ssl
 import subprocess
 import threading
 import time
@@ -29,6 +30,7 @@ from tests.cluster.layout import CALLER
 from tests.engines.kubernetes_pods import Pod
 
 NAMESPACE, TOKEN = "ml", "the-token-of-this-user"
+CERTIFICATE = "certificate.pem"
 HAVE = {"cpu": 5, "nvidia.com/gpu": 2}
 """What a node has for pods."""
 
@@ -49,6 +51,7 @@ class KubernetesApi:
 
     def __init__(self, bed: Cluster, directory: Path) -> None:
         self.bed = bed
+        self.directory = directory
         self.config = directory / "kubeconfig"
         self.lock = threading.RLock()
         self.jobs: dict[str, dict[str, Any]] = {}
@@ -79,10 +82,13 @@ class KubernetesApi:
             (rf"{base}/pods/(?P<name>[^/]+)/exec", Exec, {"api": self}),
             (rf"{base}/(?P<kind>nodes|jobs|pods|events)(?:/(?P<name>[^/]+))?", Resources, {"api": self}),
         ]
-        server = HTTPServer(Application(routes, websocket_max_message_size=2**26))
-        sockets = bind_sockets(0, self.bed.address(CALLER))
+        address = self.bed.address(CALLER)
+        own = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        own.load_cert_chain(*certificate(self.directory, address))
+        server = HTTPServer(Application(routes, websocket_max_message_size=2**26), ssl_options=own)
+        sockets = bind_sockets(0, address)
         server.add_sockets(sockets)
-        self.server = f"http://{self.bed.address(CALLER)}:{sockets[0].getsockname()[1]}"
+        self.server = f"https://{address}:{sockets[0].getsockname()[1]}"
         self.write_config(self.server)
         self._ready.set()
         while not stopped.is_set():
@@ -92,15 +98,16 @@ class KubernetesApi:
         server.stop()
         await server.close_all_connections()
 
-    def write_config(self, server: str, token: str = TOKEN) -> None:
-        """The user's file."""
+    def write_config(self, server: str, **user: Any) -> None:
+        """The user's file. ``user``: how the user logs in; a token if it is not said."""
         context = {"cluster": "test", "user": "me", "namespace": NAMESPACE}
+        cluster = {"server": server, "certificate-authority": str(self.directory / CERTIFICATE)}
         config = {
             "apiVersion": "v1",
             "kind": "Config",
             "current-context": "test",
-            "clusters": [{"name": "test", "cluster": {"server": server}}],
-            "users": [{"name": "me", "user": {"token": token}}],
+            "clusters": [{"name": "test", "cluster": cluster}],
+            "users": [{"name": "me", "user": user or {"token": TOKEN}}],
             "contexts": [{"name": "test", "context": context}],
         }
         self.config.write_text(yaml.safe_dump(config))
@@ -231,6 +238,24 @@ class KubernetesApi:
             if pod.object["metadata"]["labels"]["job-name"] == name:
                 self.delete(pod)
         return {"kind": "Status", "status": "Success"}
+
+
+def certificate(directory: Path, address: str) -> tuple[Path, Path]:
+    """A certificate of its own for the API, and its key."""
+    files = directory / CERTIFICATE, directory / "key.pem"
+    kind = ["req", "-x509", "-nodes", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"]
+    words = [
+        "-subj",
+        "/CN=kubernetes",
+        "-addext",
+        f"subjectAltName=IP:{address}",
+        "-out",
+        str(files[0]),
+        "-keyout",
+        str(files[1]),
+    ]
+    subprocess.run(["openssl", *kind, *words], check=True, capture_output=True)
+    return files
 
 
 def check_model(job: dict[str, Any]) -> None:

@@ -47,10 +47,13 @@ SlurmdTimeout=30
 MinJobAge=60
 GresTypes=gpu
 SlurmdParameters=config_overrides
+PreemptType=preempt/partition_prio
+PreemptMode=CANCEL
 {nodes}
 PartitionName=debug Nodes=ALL Default=YES MaxTime=60 State=UP
 PartitionName=small Nodes=node1 MaxTime=10 AllowAccounts=rich State=UP
 PartitionName=bare Nodes=node1 State=UP
+PartitionName=urgent Nodes=ALL PriorityTier=9 State=UP
 """
 
 
@@ -132,10 +135,12 @@ class Slurm:
         """Of the job in Slurm."""
         return str(next(event.data["token"]["job"] for event in job.events() if event.kind == "job.launched"))
 
-    def occupy(self) -> str:
-        """A job of somebody else that has all cores of both nodes: its number."""
-        number = self.run("sbatch", "--parsable", "--nodes=2", "--exclusive", "--output=/dev/null", "--wrap=sleep 1000")
-        assert wait_until(lambda: any(line.startswith(f"{number} ") and "RUNNING" in line for line in self.queue()), 10)
+    def occupy(self, partition: str = "debug") -> str:
+        """A job of somebody else that has all cores of both nodes: its number. ``urgent`` takes them from others."""
+        words = ("--nodes=2", "--exclusive", "--output=/dev/null", "--wrap=sleep 1000", f"--partition={partition}")
+        number = self.run("sbatch", "--parsable", *words)
+        running = f"{number} wrap RUNNING"
+        assert wait_until(lambda: running in self.queue(), PATIENCE), self.queue()
         return number
 
     def steps(self) -> list[str]:

@@ -15,7 +15,7 @@ from jupyter_torchdist.client.drivers import DriverPool
 from tests.cluster.cells import MEET, PATIENCE
 from tests.engines import jobs
 from tests.engines.jobs import said
-from tests.engines.kubernetes_api import KIND, KubernetesApi
+from tests.engines.kubernetes_api import CERTIFICATE, KIND, KubernetesApi
 from tests.engines.kubernetes_pods import IMAGE
 from tests.engines.ray_cluster import free_ports
 from tests.engines.test_kubernetes import start
@@ -64,7 +64,8 @@ def test_a_cluster_that_does_not_answer_is_named_with_where_it_comes_from(
     assert "no Kubernetes cluster answers (the current context of your kubeconfig): Invalid kube-config file" in said
     (port,) = free_ports(1)
     api = KubernetesApi.__new__(KubernetesApi)
-    api.config = tmp_path / "config"
+    api.directory, api.config = tmp_path, tmp_path / "config"
+    (tmp_path / CERTIFICATE).touch()
     api.write_config(f"http://127.0.0.1:{port}")
     monkeypatch.setenv("KUBECONFIG", str(api.config))
     said = refusal("--ranks 2")
@@ -109,6 +110,9 @@ def test_what_a_user_may_not_do_is_said_in_the_words_of_the_api(
     try:
         kubernetes.write_config(kubernetes.server, token="old")
         assert "(the current context of your kubeconfig): Unauthorized" in refusal("--ranks 2")
+        failing = {"apiVersion": "client.authentication.k8s.io/v1", "command": "false", "interactiveMode": "Never"}
+        kubernetes.write_config(kubernetes.server, exec=failing)
+        assert "Unauthorized (exec: process returned 1" in refusal("--ranks 2")
     finally:
         kubernetes.config.write_text(config)
 

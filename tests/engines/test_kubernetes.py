@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from jupyter_torchdist.client.drivers import DriverPool
 from tests.cluster.cells import MEET, PATIENCE, SLEEP, kill_driver
 from tests.cluster.cells import start as started
 from tests.engines.jobs import COUNT, SAVE, asleep, said
-from tests.engines.kubernetes_api import KubernetesApi
+from tests.engines.kubernetes_api import TOKEN, KubernetesApi
 from tests.engines.kubernetes_pods import IMAGE
 from tests.leaks import wait_until
 
@@ -37,6 +38,36 @@ def test_ranks_of_two_pods_give_values_and_lines_beyond_the_end_of_a_driver(
     job.bring(notebook)
     assert notebook["weights"].tolist() == [6.0, 6.0, 6.0]
     assert job.value == 18.0
+
+
+LOGIN = """\
+#!/bin/sh
+echo asked >>asked
+echo '{"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential",
+  "status": {"token": "%s", "expirationTimestamp": "2026-01-01T00:00:00Z"}}'
+"""
+
+
+def test_the_users_file_is_beside_the_notebook_and_has_a_program_that_logs_in(
+    kubernetes_pool: DriverPool, kubernetes: KubernetesApi, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As with clouds: the token is soon too old, so the program is asked again. The variable is set after the start."""
+    kubernetes_pool.warm()
+    (tmp_path / "login").write_text(LOGIN % TOKEN)
+    (tmp_path / "login").chmod(0o755)
+    program = {"apiVersion": "client.authentication.k8s.io/v1", "command": "./login", "interactiveMode": "Never"}
+    config = kubernetes.config.read_text()
+    try:
+        kubernetes.write_config(kubernetes.server, exec=program)
+        (tmp_path / "kubeconfig").write_bytes(kubernetes.config.read_bytes())
+    finally:
+        kubernetes.config.write_text(config)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("KUBECONFIG", "kubeconfig")
+    job = start(kubernetes_pool, MEET)
+    monkeypatch.delenv("KUBECONFIG")
+    assert job.wait(PATIENCE).state == "succeeded", job.state.reason
+    assert (tmp_path / "asked").read_text().count("asked") > 5
 
 
 @pytest.mark.soak

@@ -146,6 +146,71 @@ def test_before_the_time_limit_the_ranks_can_save(pool: DriverPool, slurm: Slurm
     assert job.logs(stream="out").count("saved") == 2
 
 
+AGAIN = (
+    MEET
+    + """
+import os, signal, sys, time
+started_again = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+print("start", started_again, flush=True)
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+while not started_again:
+    time.sleep(0.05)
+started_again
+"""
+)
+
+
+def test_a_job_whose_nodes_are_taken_waits_for_others(pool: DriverPool, slurm: Slurm) -> None:
+    job = start(pool, AGAIN, "--ranks 2 --restarts 2 --grace 1s")
+    assert wait_until(lambda: job.logs(stream="out").count("start 0") == 2, PATIENCE), job.state
+    urgent = slurm.occupy("urgent")
+    assert wait_until(lambda: job.state.restarts == 1 and "waiting for nodes" in job.state.queued, PATIENCE), job.state
+    slurm.run("scancel", urgent)
+    assert job.wait(PATIENCE).state == "succeeded", job.state.reason
+    assert job.value == 1
+    assert any(note.endswith("started again on other nodes (1 of 2)") for note in job.state.notes), job.state.notes
+
+
+def test_at_its_time_limit_a_job_goes_into_the_queue_again(pool: DriverPool, slurm: Slurm) -> None:
+    job = start(pool, AGAIN, "--ranks 2 --restarts 1 -O time=30")
+    assert wait_until(lambda: job.logs(stream="out").count("start 0") == 2, PATIENCE), job.state
+    slurm.run("scancel", "--batch", "--signal=USR1", slurm.number(job))
+    assert job.wait(PATIENCE).state == "succeeded", job.state.reason
+    assert job.value == 1
+    limit = "the time limit of Slurm: -O time=TIME asks for more; all ranks are started again on other nodes (1 of 1)"
+    assert limit in job.state.notes
+
+
+TRAINS = """
+import time, torch
+torch.manual_seed(0)
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+data = torch.utils.data.TensorDataset(torch.randn(240, 4), torch.randn(240, 1))
+seen = []
+for x, y in torch.utils.data.DataLoader(data, batch_size=4):
+    loss = torch.nn.functional.mse_loss(model(x), y)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    seen.append(len(seen))
+    print("step", len(seen), flush=True)
+    time.sleep(0.1)
+len(seen)
+"""
+
+
+@pytest.mark.soak
+def test_it_goes_on_from_its_checkpoint(pool: DriverPool, slurm: Slurm) -> None:
+    place = slurm.directory / "checkpoints"
+    job = start(pool, TRAINS, f"--ranks 2 --strategy ddp --checkpoint {place} --restarts 1 -O time=30 --grace 20s")
+    assert wait_until(lambda: "step 20\n" in job.logs(0), PATIENCE), job.state
+    slurm.run("scancel", "--batch", "--signal=USR1", slurm.number(job))
+    assert job.wait(2 * PATIENCE).state == "succeeded", job.state.reason
+    assert job.value == 60
+    assert job.logs(0).count("step 1\n") == 1 and job.logs(0).count("step 60\n") == 1
+
+
 @pytest.mark.soak  # Slurm and the driver wait 30 s for the node
 def test_a_node_that_dies_in_the_middle_is_named(pool: DriverPool, slurm: Slurm) -> None:
     job = start(pool, SLEEP, "--ranks 2")

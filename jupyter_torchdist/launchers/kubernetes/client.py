@@ -178,7 +178,6 @@ class _Client(Helper):
         self._name = ""
         self._nodes = 0
         self._pods: dict[int, Any] = {}
-        self._said: dict[str, Any] = {}
         self._hurry = threading.Event()
         """A connection has ended, which may be the end of the job."""
 
@@ -242,7 +241,8 @@ class _Client(Helper):
         pods = [self._pods[index] for index in sorted(self._pods)]
         ends = {one.type: one for one in job.status.conditions or [] if one.status == "True"}
         if end := ends.get("Failed") or ends.get("Complete"):
-            return {"state": ENDED, "reason": failure(pods) or end.message or "its pods have ended"}
+            why = failure(pods)
+            return {"state": ENDED, "reason": why or end.message or "its pods have ended", "again": bool(why)}
         if self._said.get("state") == RUNNING:
             return self._said
         if len(pods) == self._nodes and all(pod.status.phase == "Running" for pod in pods):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -70,13 +71,20 @@ class KubernetesLauncher:
                 "--plan shows what it is sent; `kubectl auth can-i create jobs` says whether you may",
             )
         job["metadata"]["namespace"] = said["namespace"]
-        return replace(plan, allocation=inventories[0].allocation, request=written(job))
+        context = inventories[0].allocation
+        return replace(plan, allocation=context, request=written(job), configuration=_configuration())
 
     def submit(self, plan: Plan, attempt: int) -> KubernetesSubmission:
         return KubernetesSubmission.submit(plan, attempt)
 
     def attach(self, plan: Plan, token: Mapping[str, Any]) -> KubernetesSubmission:
         return KubernetesSubmission.attach(plan, token)
+
+
+def _configuration() -> str:
+    """The driver has another directory than the notebook, and maybe another ``KUBECONFIG``."""
+    files = filter(None, os.environ.get("KUBECONFIG", "").split(os.pathsep))
+    return os.pathsep.join(os.path.abspath(os.path.expanduser(file)) for file in files)
 
 
 def _ask(values: Mapping[str, Any], **more: Any) -> dict[str, Any]:
@@ -93,11 +101,13 @@ def _ask(values: Mapping[str, Any], **more: Any) -> dict[str, Any]:
         )
     except subprocess.TimeoutExpired:
         raise LaunchError(f"Kubernetes has not answered within {ASK_SECONDS:g} s", LOOK) from None
+    said = done.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
     try:
         answer: dict[str, Any] = json.loads(done.stdout)
     except ValueError:
-        said = done.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
         raise LaunchError(f"the client of Kubernetes has failed: {said}", LOOK) from None
+    if "error" in answer and said.startswith("ERROR:"):  # of a login program (`exec` of the user), for instance
+        answer["error"] += f" ({said.rpartition(':root:')[2]})"
     return answer
 
 

@@ -40,9 +40,9 @@ class KubernetesSubmission(HelpedSubmission):
 
     def __init__(self, plan: Plan, name: str, order: Mapping[str, Any]) -> None:
         self._name = name
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours, theirs = socket.socketpair()
         with theirs:
-            process = start(CLIENT, theirs)
+            process = start(CLIENT, theirs, {"KUBECONFIG": plan.configuration} if plan.configuration else {})
         super().__init__(plan, ours, process)
         self.ask(context=context_of(plan), name=name, nodes=len(plan.nodes), **order)
 

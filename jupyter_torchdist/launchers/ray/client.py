@@ -63,7 +63,6 @@ class _Client(Helper):
         self._group: Any = None
         self._name = ""
         self._nodes: list[Any] = []
-        self._said: dict[str, Any] = {}
         self._bundles: Sequence[Mapping[str, float]] = ()
         self._hosts: list[str] = []
 
@@ -147,7 +146,7 @@ class _Client(Helper):
         failures = [answer for answer in answers if isinstance(answer, str)]
         starts = self._said.get("state") != RUNNING
         if failures and (starts or len(failures) == len(answers)):
-            return {"state": ENDED, "reason": failures[0]}
+            return {"state": ENDED, "reason": failures[0], "again": True}
         if starts and None in answers:
             return {"state": QUEUED, "reason": "Ray starts its actors"}
         self._hosts = [

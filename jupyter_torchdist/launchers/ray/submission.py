@@ -22,7 +22,7 @@ class RaySubmission(HelpedSubmission):
 
     def __init__(self, plan: Plan, name: str, order: Mapping[str, Any]) -> None:
         self._name = name
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours, theirs = socket.socketpair()
         with theirs:
             process = start(CLIENT, theirs)
         super().__init__(plan, ours, process)

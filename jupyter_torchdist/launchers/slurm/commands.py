@@ -1,14 +1,18 @@
-"""Slurm's commands, and what they say."""
+"""Slurm's commands, of this machine or of a login node, and what they say."""
 
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import subprocess
 import tempfile
 import time
+from dataclasses import dataclass
 
 from ...protocol.errors import LaunchError
+from ..booted import in_login_shell
+from ..ssh.connection import fatal, ssh_words
 
 NEEDED = ("sinfo", "sbatch", "srun", "squeue", "scancel", "scontrol")
 
@@ -17,14 +21,8 @@ PATIENCE = 30.0
 
 LOOK = "look with `sinfo` and `squeue` in a terminal"
 
-
-def check() -> None:
-    """Raises ``LaunchError`` that names the missing commands."""
-    if missing := [name for name in NEEDED if shutil.which(name) is None]:
-        raise LaunchError(
-            f"--launcher slurm needs Slurm's commands, and there is no {', '.join(missing)} here",
-            "run the notebook on a login node, or install Slurm's client (Debian: slurm-client)",
-        )
+MARK = "\ntorchdist: here Slurm begins\n"
+"""What a login prints stands before it."""
 
 
 def environ() -> dict[str, str]:
@@ -36,20 +34,62 @@ def environ() -> dict[str, str]:
     }
 
 
-def run(*command: str, text: str = "") -> str:
-    """What a command prints. Raises ``LaunchError`` with its words."""
-    try:
-        done = subprocess.run(
-            command, input=text, env=environ(), capture_output=True, text=True, timeout=PATIENCE, check=False, cwd="/"
-        )
-    except FileNotFoundError:
-        check()
-        raise
-    except subprocess.TimeoutExpired:
-        raise LaunchError(f"{command[0]} did not answer within {PATIENCE:g} s", LOOK) from None
-    if done.returncode:
-        raise LaunchError(words(done.stderr) or f"{command[0]} ended with code {done.returncode}", LOOK)
-    return done.stdout.strip()
+@dataclass(frozen=True)
+class Commands:
+    """``login``: the host on which they run, over SSH; empty: this machine."""
+
+    login: str = ""
+
+    def started(self, *command: str) -> list[str]:
+        """The words that start a command of Slurm here."""
+        if not self.login:
+            return list(command)
+        mark = f"printf %s {shlex.quote(MARK)}"
+        return [*ssh_words(self.login), in_login_shell(f"cd /; {mark}; {mark} >&2; exec {shlex.join(command)}")]
+
+    def check(self) -> None:
+        """Raises ``LaunchError`` that names the missing commands."""
+        if self.login:
+            look = 'for name do command -v "$name" >/dev/null || echo "$name"; done'
+            missing = self.run("sh", "-c", look, "sh", *NEEDED).split()
+        else:
+            missing = [name for name in NEEDED if shutil.which(name) is None]
+        if missing:
+            where = f"on {self.login}" if self.login else "here"
+            raise LaunchError(
+                f"--launcher slurm needs Slurm's commands, and there is no {', '.join(missing)} {where}",
+                "-O login=HOST names a login node that ssh reaches; or run the notebook there",
+            )
+
+    def run(self, *command: str, text: str = "") -> str:
+        """What a command prints. Raises ``LaunchError`` with its words."""
+        try:
+            done = subprocess.run(
+                self.started(*command),
+                input=text,
+                env=environ(),
+                capture_output=True,
+                text=True,
+                timeout=PATIENCE,
+                check=False,
+                cwd="/",
+            )
+        except FileNotFoundError:
+            self.check()
+            raise
+        except subprocess.TimeoutExpired:
+            raise LaunchError(f"{command[0]} did not answer within {PATIENCE:g} s", LOOK) from None
+        if self.login and MARK not in done.stdout:
+            raise self._unreached(done.stderr)
+        if done.returncode:
+            said = words(done.stderr.rpartition(MARK)[2])
+            raise LaunchError(said or f"{command[0]} ended with code {done.returncode}", LOOK)
+        return done.stdout.rpartition(MARK)[2].strip()
+
+    def _unreached(self, said: str) -> LaunchError:
+        last = said.strip().rpartition("\n")[2] or "ssh has ended without a word"
+        look = f"`ssh {self.login}` in a terminal says more; -O login=HOST names another login node"
+        return fatal(self.login, said) or LaunchError(f"{self.login}: {last}", look)
 
 
 def words(said: str) -> str:
@@ -61,8 +101,8 @@ def words(said: str) -> str:
 class Question:
     """A command that is asked again and again, without waiting for it."""
 
-    def __init__(self, *command: str) -> None:
-        self._command = command
+    def __init__(self, commands: Commands, *command: str) -> None:
+        self._command = commands.started(*command)
         self._asked: subprocess.Popen[bytes] | None = None
         self._due = 0.0
 
@@ -91,7 +131,7 @@ class Question:
         self._said.seek(0)
         said = self._said.read().decode("utf-8", "replace")
         self._said.close()
-        return code, said
+        return code, said.rpartition(MARK)[2]
 
     def hurry(self) -> None:
         """Ask again now."""

@@ -14,7 +14,7 @@ from ...protocol.plan import Inventory, Plan, open_gpu
 from ...protocol.spec import Options
 from ...views.wording import count
 from ..nodes import Node, check_gpus, cores_asked_for
-from . import commands
+from .commands import Commands
 from .script import batch_script, job_name, step_command
 from .submission import SlurmSubmission, StepSubmission, expanded
 
@@ -39,13 +39,14 @@ class SlurmLauncher:
     """One agent on each node, in a new allocation or in the one that the notebook is in."""
 
     def probe(self, options: Options, environ: Mapping[str, str]) -> tuple[Inventory, ...]:
-        commands.check()
+        values = launcher_values(options)
+        commands = Commands(values.get("login", ""))
         if options.hosts:
             raise OptionError("--launcher slurm: Slurm chooses the nodes", "use -O nodelist=NODE,… instead of --hosts")
-        values = launcher_values(options)
+        commands.check()
         _check_time(options, values)
         allocation = _allocation(values, environ)
-        nodes = _of_allocation(allocation) if allocation else _of_partition(values, options)
+        nodes = _of_allocation(commands, allocation) if allocation else _of_partition(commands, values, options)
         where = f"allocation {allocation}" if allocation else _partition(values)
         wanted = options.nodes or (len(nodes) if allocation else 1)
         if wanted > len(nodes):
@@ -68,36 +69,36 @@ class SlurmLauncher:
 
     def planned(self, plan: Plan, options: Options, inventories: Sequence[Inventory]) -> Plan:
         cpus = max(inventory.cores for inventory in inventories)
+        plan = replace(plan, login=launcher_values(options).get("login", ""))
         if allocation := inventories[0].allocation:
             return replace(plan, allocation=allocation, request=step_command(plan, allocation, cpus))
         plan = replace(plan, request=batch_script(plan, options, cpus))
-        _send(plan.request, "--test-only")
+        _send(Commands(plan.login), plan.request, "--test-only")
         return plan
 
     def submit(self, plan: Plan, attempt: int) -> SlurmSubmission:
         if plan.allocation:
             return StepSubmission.start(plan, attempt)
-        return SlurmSubmission(plan, _send(plan.request, "--parsable").partition(";")[0])
+        return SlurmSubmission(plan, _send(Commands(plan.login), plan.request, "--parsable").partition(";")[0])
 
     def attach(self, plan: Plan, token: Mapping[str, Any]) -> SlurmSubmission:
         if plan.allocation:
             return StepSubmission.find(plan, token)
-        job = (
-            token.get("job")
-            or commands.run("squeue", "--noheader", f"--name={job_name(plan.job)}", "--sort=-i", "-o", "%A").partition(
-                "\n"
-            )[0]
-        )
+        job, name = token.get("job"), job_name(plan.job)
         if not job:
-            raise LaunchError(f"Slurm has no job {job_name(plan.job)}", "run the cell again")
+            said = Commands(plan.login).run("squeue", "--noheader", f"--name={name}", "--sort=-i", "-o", "%A")
+            job = said.partition("\n")[0]
+        if not job:
+            raise LaunchError(f"Slurm has no job {name}", "run the cell again")
         return SlurmSubmission(plan, job)
 
 
 def _allocation(values: Mapping[str, Any], environ: Mapping[str, str]) -> str:
     """In which the job runs; empty for a new one. Raises ``OptionError`` for options of a new one inside another."""
     chosen = values.get("allocation", "")
-    allocation = "" if chosen == "new" else chosen or environ.get("SLURM_JOB_ID", "")
-    wrong = [name for name in values if name != "allocation"]
+    own = "" if "login" in values else environ.get("SLURM_JOB_ID", "")
+    allocation = "" if chosen == "new" else chosen or own
+    wrong = [name for name in values if name not in ("allocation", "login")]
     if allocation and wrong:
         raise OptionError(
             f"-O {wrong[0]} is for a new allocation, and this job runs inside allocation {allocation}",
@@ -106,7 +107,7 @@ def _allocation(values: Mapping[str, Any], environ: Mapping[str, str]) -> str:
     return allocation
 
 
-def _of_allocation(job: str) -> list[Node]:
+def _of_allocation(commands: Commands, job: str) -> list[Node]:
     """Raises ``LaunchError`` when it does not run."""
     said = commands.run("scontrol", "show", "job", job, "--oneliner")
     facts = dict(word.split("=", 1) for word in said.split() if "=" in word)
@@ -114,14 +115,14 @@ def _of_allocation(job: str) -> list[Node]:
         raise LaunchError(
             f"allocation {job} does not run: {facts.get('JobState')}", "-O allocation=new asks for a new one"
         )
-    names = expanded(facts["NodeList"])
+    names = expanded(commands, facts["NodeList"])
     resources = facts.get("AllocTRES") or facts.get("TRES", "")
     found = re.search(r"gres/gpu=(\d+)", resources)
     gpus = int(found[1]) // len(names) if found else 0
     return [Node(name, int(facts["NumCPUs"]) // len(names), gpus) for name in names]
 
 
-def _of_partition(values: Mapping[str, Any], options: Options) -> list[Node]:
+def _of_partition(commands: Commands, values: Mapping[str, Any], options: Options) -> list[Node]:
     """Those with the most GPUs of the wanted kind first. Raises ``LaunchError`` when there is no such partition."""
     which = [f"--partition={values['partition']}"] if "partition" in values else []
     said = commands.run("sinfo", "--noheader", "--Node", *which, "-o", "%N|%c|%G|%P")
@@ -129,7 +130,8 @@ def _of_partition(values: Mapping[str, Any], options: Options) -> list[Node]:
     if not which and (default := [row for row in rows if row[3].endswith("*")]):
         rows = default
     if not rows:
-        _send(f"#!/bin/sh\n#SBATCH --partition={values.get('partition', '')}\n", "--test-only")  # Slurm says why
+        script = f"#!/bin/sh\n#SBATCH --partition={values.get('partition', '')}\n"
+        _send(commands, script, "--test-only")  # Slurm says why
         raise LaunchError(f"{_partition(values)} has no nodes", "`sinfo -s` lists the partitions")
     nodes = [_node(name, cores, gres, options.gpu_type) for name, cores, gres, _ in rows]
     return sorted({node.name: node for node in nodes}.values(), key=lambda node: -node.gpus)
@@ -165,7 +167,7 @@ def _partition(values: Mapping[str, Any]) -> str:
     return f"partition {values['partition']}" if "partition" in values else "the default partition"
 
 
-def _send(script: str, how: str) -> str:
+def _send(commands: Commands, script: str, how: str) -> str:
     """What sbatch says. Raises ``LaunchError`` with its words, the line of the script, and where to look."""
     try:
         return commands.run("sbatch", how, text=script)

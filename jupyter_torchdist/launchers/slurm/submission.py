@@ -17,8 +17,7 @@ from ...protocol.plan import NodePlan, Plan, Reach
 from ...protocol.wire.channel import Channel
 from ..base import ENDED, QUEUED, RUNNING, EngineState
 from ..booted import ProcessChannel
-from . import commands
-from .commands import Question
+from .commands import LOOK, MARK, Commands, Question, environ, words
 from .script import AWAIT, HOLD, LIMIT, job_name
 
 FAST, SLOW = 1.0, 5.0
@@ -37,6 +36,8 @@ _ENDS = {
     "BOOT_FAIL": "a node did not start (BOOT_FAIL)",
 }
 
+_TAKEN = ("NODE_FAIL", "PREEMPTED", "BOOT_FAIL")
+
 
 class SlurmChannel(ProcessChannel):
     """Frames over a step of the job."""
@@ -44,12 +45,14 @@ class SlurmChannel(ProcessChannel):
     program = "Slurm's client"
     remedy = "--host-option python=PATH names the Python of the nodes"
 
-    def __init__(self, job: str, host: str, name: str, reach: Reach) -> None:
-        self._job = job
-        way = ["srun", "--unbuffered", f"--jobid={job}", "--overlap", "--nodes=1", "--ntasks=1"]
-        way += [f"--nodelist={host}", "--chdir=/", "sh", "-c"]
-        setup = f"{AWAIT.format(name=name)}{reach.setup}"
-        super().__init__(host, way, replace(reach, setup=setup), environ=commands.environ())
+    def __init__(self, commands: Commands, job: str, host: str, name: str, reach: Reach) -> None:
+        self._commands, self._job = commands, job
+        self.environ = environ()
+        super().__init__(host, replace(reach, setup=f"{AWAIT.format(name=name)}{reach.setup}"))
+
+    def way(self, command: str) -> list[str]:
+        step = ["srun", "--unbuffered", f"--jobid={self._job}", "--overlap", "--nodes=1", "--ntasks=1"]
+        return self._commands.started(*step, f"--nodelist={self.host}", "--chdir=/", "sh", "-c", command)
 
     @property
     def shell(self) -> str:
@@ -70,6 +73,7 @@ class SlurmSubmission:
     def __init__(self, plan: Plan, job: str) -> None:
         self._plan = plan
         self._job = job
+        self._commands = Commands(plan.login)
         self._nodes: Sequence[str] = ()
         self._state = EngineState(QUEUED)
         self._partition = ""
@@ -77,7 +81,8 @@ class SlurmSubmission:
         self._question = self._asking()
 
     def _asking(self) -> Question:
-        return Question("squeue", "--noheader", f"--jobs={self._job}", "--states=all", "-o", "%T|%r|%N|%P")
+        asks = ("squeue", "--noheader", f"--jobs={self._job}", "--states=all", "-o", "%T|%r|%N|%P")
+        return Question(self._commands, *asks)
 
     @property
     def token(self) -> dict[str, Any]:
@@ -100,7 +105,7 @@ class SlurmSubmission:
         if self._state.word != ENDED and (answer := self._question.answer(pause)) is not None:
             code, said = answer
             if code and "Invalid job id" not in said:
-                raise LaunchError(commands.words(said), commands.LOOK)
+                raise LaunchError(words(said), LOOK)
             self._state = self._understood([] if code else [line.split("|") for line in said.splitlines()])
         if self._state.word == QUEUED and self._partition:
             self._state = replace(self._state, position=self._position())
@@ -113,15 +118,15 @@ class SlurmSubmission:
         if word in _WAITS:
             return replace(self._state, word=QUEUED, reason=_reason(word, reason))
         if word in _RUNS:
-            self._nodes = self._nodes or expanded(nodes)
+            self._nodes = self._nodes or expanded(self._commands, nodes)
             return EngineState(RUNNING)
-        return EngineState(ENDED, reason=_ENDS.get(word, f"its script ended ({word}, {reason})"))
+        return EngineState(ENDED, reason=_ENDS.get(word, f"its script ended ({word}, {reason})"), again=word in _TAKEN)
 
     def _position(self) -> int | None:
         """Place among the jobs that wait for the partition, by priority."""
         if self._queue is None:
             asks = ("--states=PENDING", f"--partition={self._partition}", "--sort=-p,i", "-o", "%A")
-            self._queue = Question("squeue", "--noheader", *asks)
+            self._queue = Question(self._commands, "squeue", "--noheader", *asks)
         answer = self._queue.answer(SLOW)
         if answer is None:
             return self._state.position
@@ -135,7 +140,7 @@ class SlurmSubmission:
         if index >= len(self._nodes):
             raise ChannelError("Slurm has not said which nodes the job has")
         self._question.hurry()  # a lost connection may be the end of the job
-        return SlurmChannel(self._job, self._nodes[index], self.directory, node.reach)
+        return SlurmChannel(self._commands, self._job, self._nodes[index], self.directory, node.reach)
 
     def shared(self, node: NodePlan) -> bool:
         """Files of a network's file system come later than the news of them, so all goes through the channel."""
@@ -146,7 +151,7 @@ class SlurmSubmission:
         if self._queue is not None:
             self._queue.close()
         with contextlib.suppress(LaunchError):  # it has ended
-            commands.run("scancel", self._job)
+            self._commands.run("scancel", self._job)
 
 
 class StepSubmission(SlurmSubmission):
@@ -170,22 +175,26 @@ class StepSubmission(SlurmSubmission):
         said = tempfile.TemporaryFile()  # noqa: SIM115  # a pipe would end srun with this process
         with open(os.devnull, "r+b") as nothing:
             srun = subprocess.Popen(
-                command, stdin=nothing, stdout=nothing, stderr=said, env=commands.environ(), cwd="/",
-                start_new_session=True,
+                Commands(plan.login).started(*command), stdin=nothing, stdout=nothing, stderr=said, env=environ(),
+                cwd="/", start_new_session=True,
             )  # fmt: skip
         return cls(plan, step, srun, said)
 
     @classmethod
     def find(cls, plan: Plan, token: Mapping[str, Any]) -> StepSubmission:
         """Raises ``LaunchError`` when no step is known of the job."""
-        steps = [name for _, name in _steps(plan.allocation) if name.rpartition(".")[0] == job_name(plan.job)]
+        steps = [
+            name
+            for _, name in _steps(plan.allocation, Commands(plan.login))
+            if name.rpartition(".")[0] == job_name(plan.job)
+        ]
         step = token.get("step") or (steps[-1] if steps else "")
         if not step:
             raise LaunchError(f"allocation {plan.allocation} has no step of job {plan.job}", "run the cell again")
         return cls(plan, step)
 
     def _asking(self) -> Question:
-        return Question(*_asks_for_steps(self._job))
+        return Question(self._commands, *_asks_for_steps(self._job))
 
     @property
     def token(self) -> dict[str, Any]:
@@ -203,15 +212,15 @@ class StepSubmission(SlurmSubmission):
         said = ""
         if self._said is not None:
             self._said.seek(0)
-            said = self._said.read().decode("utf-8", "replace")
-        return EngineState(ENDED, reason=commands.words(said) or f"allocation {self._job} or its step has ended")
+            said = self._said.read().decode("utf-8", "replace").rpartition(MARK)[2]
+        return EngineState(ENDED, reason=words(said) or f"allocation {self._job} or its step has ended")
 
     def cancel(self) -> None:
         self._question.close()
         with contextlib.suppress(LaunchError):  # it has ended
-            for number, name in _steps(self._job):
+            for number, name in _steps(self._job, self._commands):
                 if name == self._step:
-                    commands.run("scancel", "--signal=TERM", number)  # without it, it is SIGKILL for a step
+                    self._commands.run("scancel", "--signal=TERM", number)  # without it, it is SIGKILL for a step
 
 
 def _directory(plan: Plan, step: str) -> str:
@@ -222,13 +231,13 @@ def _asks_for_steps(job: str) -> tuple[str, ...]:
     return "squeue", "--noheader", "--steps", f"--jobs={job}", "-o", "%i|%j"
 
 
-def _steps(job: str) -> list[tuple[str, str]]:
+def _steps(job: str, commands: Commands) -> list[tuple[str, str]]:
     """Number and name of the steps of an allocation."""
     said = commands.run(*_asks_for_steps(job))
     return [(number, name) for number, _, name in (line.partition("|") for line in said.splitlines())]
 
 
-def expanded(nodes: str) -> list[str]:
+def expanded(commands: Commands, nodes: str) -> list[str]:
     """``node[1-2]`` → the names of the nodes."""
     return commands.run("scontrol", "show", "hostnames", nodes).split()
 

@@ -49,7 +49,6 @@ class Application(Helper):
     def __init__(self) -> None:
         super().__init__()
         self._context: Any = None
-        self._said: dict[str, Any] = {}
         self._lines: dict[int, list[socket.socket]] = {}
         self._hosts: dict[int, str] = {}
         """By node: the lines that wait for a command; its host, once it has dialled."""
@@ -68,9 +67,6 @@ class Application(Helper):
                 return
             with driver:
                 driver.setblocking(True)
-                self._driver = driver
-                if self._said:
-                    self.say(**self._said)
                 self.serve(driver)
 
     # -- what the driver asks for
@@ -117,7 +113,7 @@ class Application(Helper):
             self._stage(name, request["tasks"])
             self.tell(ENDED, "its barrier stage has ended")
         except Exception as error:  # noqa: BLE001  # told to the driver
-            self.tell(ENDED, self.brief(error))
+            self.tell(ENDED, self.brief(error), again=True)
         if not self._ending:
             with contextlib.suppress(Exception):  # it has ended
                 self._context.stop()

@@ -28,7 +28,7 @@ class SparkSubmission(HelpedSubmission):
     def __init__(self, plan: Plan, path: Path, **more: Any) -> None:
         """Raises ``LaunchError`` when the process has ended."""
         self._path = path
-        driver = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        driver = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             driver.connect(str(path))
         except OSError:
@@ -42,7 +42,7 @@ class SparkSubmission(HelpedSubmission):
         request = json.loads(plan.request)
         name = f"{application_name(plan)}.{attempt}"
         path = make_private(runtime_dir()) / name
-        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as drivers:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as drivers:
             drivers.bind(str(path))
             drivers.listen()
             process = start(APPLICATION, drivers, request["environ"])

@@ -11,7 +11,6 @@ from pathlib import Path
 
 from ...protocol.errors import LaunchError
 from ...protocol.paths import make_private, runtime_dir
-from ...protocol.plan import Reach
 from ..booted import ProcessChannel
 
 PERSIST_SECONDS = 60
@@ -32,21 +31,24 @@ class SshChannel(ProcessChannel):
     program = "OpenSSH's client"
     remedy = "%dist nodes --hosts shows what each host has"
 
-    def __init__(self, host: str, reach: Reach, verb: str = "relay") -> None:
-        super().__init__(host, ssh_words(host), reach, verb)
+    def way(self, command: str) -> list[str]:
+        return [*ssh_words(self.host), command]
 
     @property
     def shell(self) -> str:
         return f"ssh {self.host}"
 
     def fatal(self, said: str) -> LaunchError | None:
-        for words, hint in _FATAL.items():
-            if words in said.lower():
-                last = said.splitlines()[-1].strip()
-                return LaunchError(
-                    f"{self.host}: {last}", hint.format(host=self.host, control=shared_connection(self.host).path)
-                )
-        return None
+        return fatal(self.host, said)
+
+
+def fatal(host: str, said: str) -> LaunchError | None:
+    """The error for words of ssh after which another try is of no use."""
+    for words, hint in _FATAL.items():
+        if words in said.lower():
+            last = said.splitlines()[-1].strip()
+            return LaunchError(f"{host}: {last}", hint.format(host=host, control=shared_connection(host).path))
+    return None
 
 
 def ssh_words(host: str) -> list[str]:

@@ -125,6 +125,7 @@ LAUNCHER_OPTIONS: tuple[LauncherOption, ...] = (
         "run inside this job of Slurm, or in a new one (default: $SLURM_JOB_ID if it is set, else new)",
         _allocation,
     ),
+    LauncherOption("login", SLURM, "HOST", "give Slurm's commands on this host, over SSH (default: here)", _word),
     LauncherOption(
         "address",
         RAY,

@@ -17,7 +17,7 @@ LACKING = {
         *("getxattr", "setxattr", "listxattr", "removexattr", "O_TMPFILE", "O_PATH", "O_DIRECT", "O_NOATIME"),
     ),
     signal: ("pidfd_send_signal", "SIGRTMIN", "SIGRTMAX", "sigwaitinfo", "sigtimedwait"),
-    socket: ("SO_PEERCRED", "SOCK_CLOEXEC", "SOCK_NONBLOCK", "AF_NETLINK", "TCP_USER_TIMEOUT"),
+    socket: ("SO_PEERCRED", "SOCK_CLOEXEC", "SOCK_NONBLOCK", "AF_NETLINK", "TCP_USER_TIMEOUT", "SOCK_SEQPACKET"),
     select: ("epoll",),
     resource: ("prlimit", "RLIMIT_RTPRIO", "RLIMIT_SIGPENDING", "RLIMIT_MSGQUEUE", "RLIMIT_NICE", "RLIMIT_OFILE"),
     time: ("CLOCK_BOOTTIME",),

@@ -36,7 +36,7 @@ from .nodejob import NodeJob
 from .routes import addresses, with_route
 from .shipping.handover import copied, taken_over
 from .shipping.peer import Peer
-from .shipping.replica import discard, replica, replica_blobs, replica_paths, trust_replica, write_private
+from .shipping.replica import continued, discard, replica, replica_blobs, replica_paths, trust_replica, write_private
 from .shipping.synced import MARK
 from .shipping.tail import Shipment
 from .starts import Starts
@@ -368,10 +368,11 @@ class Agent:
             old.close()
         files = assignment.node_paths
         began = old is None and files.agent_events.exists()  # by an agent that died: its launcher may be on the way
+        offsets = said.offsets if shared else continued(assignment.job_paths, assignment.node, said.offsets)
         job = NodeJob(assignment.job_paths, assignment.node, assignment.node_plan().ranks, assignment.attempt)
         job.events.write("node.up", agent=ProcessId.mine().to_json())
         self._jobs[name] = job
-        self._follow(peer, job, shared, said.offsets)
+        self._follow(peer, job, shared, offsets)
         self._changed = time.monotonic()
         self._starts.start(assignment, doubt=began)
 

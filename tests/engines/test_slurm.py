@@ -169,6 +169,8 @@ def test_a_job_whose_nodes_are_taken_waits_for_others(pool: DriverPool, slurm: S
     assert job.wait(PATIENCE).state == "succeeded", job.state.reason
     assert job.value == 1
     assert any(note.endswith("started again on other nodes (1 of 2)") for note in job.state.notes), job.state.notes
+    for node in slurm.bed.nodes:  # Slurm kills at once what it preempts, so nobody removes its files
+        slurm.bed.run(node, "rm", "-rf", "/tmp/torchdist-0")
 
 
 def test_at_its_time_limit_a_job_goes_into_the_queue_again(pool: DriverPool, slurm: Slurm) -> None:

@@ -10,13 +10,14 @@ import hashlib
 import os
 import shutil
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ...protocol import codec
 from ...protocol.bundle import Manifest
+from ...protocol.disk import size_of
 from ...protocol.paths import JobPaths, make_private, safe_name
 
 
@@ -73,6 +74,31 @@ def prepare(scratch: Path, job: str, files: dict[str, str], digests: Sequence[st
     for result in paths.results.iterdir():
         result.unlink(missing_ok=True)
     return [digest for digest in digests if not _have(blobs / safe_name(digest), Path(store) / safe_name(digest))]
+
+
+APPENDED = (".events", ".out", ".err", ".metrics", ".display", ".items", ".times", ".log")
+"""Kinds of files of a node that grow, and are never replaced."""
+
+
+def continued(paths: JobPaths, node: str, offsets: Mapping[str, int]) -> dict[str, int]:
+    """What the driver has of the node's files, of ``offsets``, so that the next attempt goes on after it.
+
+    An earlier attempt may have run on another machine, as an engine chose. Its part of a file that grows is then a gap
+    here, of zeros, which is one bad line. Other files are sent as a whole.
+    """
+    known = dict(offsets)
+    for name, size in offsets.items():
+        path = paths.root / name
+        if size <= size_of(path):
+            continue
+        if path.parent == paths.node(node).root and path.suffix in APPENDED:
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with open(path, "ab", opener=_private) as file:
+                os.truncate(file.fileno(), size - 1)
+                file.write(b"\n")
+        else:
+            del known[name]
+    return known
 
 
 def _have(blob: Path, original: Path) -> bool:

@@ -56,7 +56,7 @@ class Engine:
     def with_gpus(self, plan: Plan) -> Plan:
         """The plan with the GPUs of this machine for which the job waited, if it did."""
         (node, *others), gpus = plan.nodes, self.state.gpus
-        return replace(plan, nodes=(replace(node, gpus=gpus), *others)) if gpus else plan
+        return replace(plan, nodes=(replace(node, gpus=gpus, gpu_numbers=()), *others)) if gpus else plan
 
     def submit(self, plan: Plan, attempt: int) -> Submission:
         """A new submission, unless one lasts. That of an earlier attempt is cancelled. Raises ``LaunchError``."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from ..protocol import releases
 from ..protocol.errors import OptionError, ResourceError
-from ..protocol.plan import Gpu, Inventory, NodePlan, Plan
+from ..protocol.plan import Gpu, Inventory, NodePlan, Plan, is_open
 from ..protocol.spec import JobSpec, Options
 from .placing import as_few_as_will_do, places, with_gpus_of_type
 from .software import install
@@ -115,6 +115,7 @@ def _nodes(
             name=f"node{index}",
             ranks=tuple(range(first, first + count)),
             gpus=tuple(gpu.uuid for gpu in chosen),
+            gpu_numbers=tuple(gpu.index for gpu in chosen if not is_open(gpu.uuid)),
             host=inventory.host,
             threads=max(1, inventory.cores // count),
             reach=inventory.reach,

@@ -148,6 +148,8 @@ class NodePlan:
     name: str
     ranks: tuple[int, ...]
     gpus: tuple[str, ...] = ()
+    gpu_numbers: tuple[int, ...] = ()
+    """Their numbers on the host, as ``nvidia-smi`` counts; empty if they were chosen after the plan."""
     address: str = "127.0.0.1"
     """The address for other nodes: loopback on a single node, else an IP. Empty: by the route to the first node."""
     interface: str = "lo"
@@ -217,10 +219,12 @@ class Plan(Record):
         raise KeyError(rank)
 
     def called(self, rank: int, host: str = "") -> str:
-        """``rank 3 (node2, GPU 1)``: with ``host``, and the number of its GPU there."""
+        """``rank 3 (node2, GPU 5)``: with ``host``, and its GPU there, or ``cuda:1`` if its number is not known."""
         node = self.node_of(rank)
+        place = node.ranks.index(rank)
         about = [host] if host else []
-        about += [f"GPU {node.ranks.index(rank)}"] if node.gpus else []
+        if node.gpus:
+            about.append(f"GPU {node.gpu_numbers[place]}" if node.gpu_numbers else f"cuda:{place}")
         return f"rank {rank}" + (f" ({', '.join(about)})" if about else "")
 
     def gpu_of_rank(self) -> dict[int, str]:

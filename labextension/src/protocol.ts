@@ -308,6 +308,8 @@ export interface NodePlan {
   name: string;
   ranks: number[];
   gpus: string[];
+  /** Their numbers on the host, as `nvidia-smi` counts; empty if they were chosen after the plan. */
+  gpu_numbers: number[];
   /** The address for other nodes: loopback on a single node, else an IP. Empty: by the route to the first node. */
   address: string;
   /** Empty: that of the address, which the node finds itself. */

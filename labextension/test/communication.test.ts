@@ -50,10 +50,10 @@ describe('the picture', () => {
   it('groups ranks by their host, each with its device and how it stands', async () => {
     await tab({ ranks: [aRank(0), aRank(1, { state: 'killed', why: 'was killed (SIGKILL)' })] });
     expect(texts('.td-host-name')).toEqual(['box127.0.0.1, lo']);
-    expect(texts('.td-chip')).toEqual(['rank0GPU 0running, its log', 'rank1GPU 1was killed (SIGKILL), its log']);
+    expect(texts('.td-chip')).toEqual(['rank0GPU 4running, its log', 'rank1GPU 5was killed (SIGKILL), its log']);
     expect(find(page.root, '.td-chip', 'rank1').title).toBe('rank 1: was killed (SIGKILL)');
     expect(page.root.querySelectorAll('.td-chip svg')).toHaveLength(2);
-    find(page.root, '.td-chip', 'GPU 1').click();
+    find(page.root, '.td-chip', 'GPU 5').click();
     expect(opened).toEqual([1]);
   });
 

@@ -107,6 +107,7 @@ export const PLAN: Plan = {
       name: 'box',
       ranks: [0, 1],
       gpus: ['GPU-a', 'GPU-b'],
+      gpu_numbers: [4, 5],
       address: '127.0.0.1',
       interface: 'lo',
       host: '',

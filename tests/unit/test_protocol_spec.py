@@ -202,7 +202,7 @@ def test_options_of_a_later_version_are_left_out() -> None:
 def test_plans_and_inventories_come_back() -> None:
     gpu = Gpu("GPU-1", 0, "H200", 2**37, 5, (7, 8))
     inventory = Inventory("h", 2, 2**40, (gpu,), "3.11", "2.13")
-    node = NodePlan("node0", (0, 1), ("GPU-1", "GPU-2"), "10.0.0.1", "eth0")
+    node = NodePlan("node0", (0, 1), ("GPU-1", "GPU-2"), (4, 5), "10.0.0.1", "eth0")
     plan = Plan("j", 2, "nccl", (node,), True, "node", 5.0, 1.0, "all", ("a",), ("E",))
     assert Inventory.from_json(codec.loads(codec.dumps(inventory.to_json()))) == inventory
     strategy = StrategyPlan("fsdp+tp", {"tp": 2}, {"zero": (1, 2)}, "bf16", notes=("why",))

@@ -267,7 +267,7 @@ def test_host_gpu_line_and_work() -> None:
     culprit = rank(3, host="node2", **ELSEWHERE | {"place": "Cell In[3], line 2"})
     found = StalledJob(GPUS, SPEC, job(*THREE, culprit), at_work={3}).finding()
     assert found.sentence == (
-        "rank 3 (node2, GPU 1) has not entered all_reduce #7; it is at work at Cell In[3], line 2; 3 ranks wait for it"
+        "rank 3 (node2, cuda:1) has not entered all_reduce #7; it is at work at Cell In[3], line 2; 3 ranks wait for it"
     )
     assert (found.rank, found.node) == (3, "node2")
     assert [(line.file, line.number, line.text) for line in found.evidence] == [("Cell In[3]", 2, "import torch")]

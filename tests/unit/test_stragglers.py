@@ -32,10 +32,8 @@ def found(gauges: dict[int, Gauges], hosts: int = 1, gpus: int = 0, **more: Any)
     """Of a job with these ranks, on so many hosts."""
     world = max(gauges, default=0) + 1
     size = world // hosts
-    nodes = [
-        NodePlan(f"node{host}", tuple(range(host * size, (host + 1) * size)), tuple(f"GPU-{n}" for n in range(gpus)))
-        for host in range(hosts)
-    ]
+    cards = tuple(f"GPU-{n}" for n in range(gpus)), tuple(range(gpus))
+    nodes = [NodePlan(f"node{host}", tuple(range(host * size, (host + 1) * size)), *cards) for host in range(hosts)]
     plan = Plan("job", world, "gloo", tuple(nodes), False, None, None, 5.0)
     ranks = {rank: RankState(rank, host=f"box{rank // size}", state="running") for rank in range(world)}
     state = replace(JobState("job", state="running", world_size=world, ranks=ranks), **more)

@@ -81,6 +81,7 @@ def test_ranks_without_gpus_are_not_bound() -> None:
 def test_every_free_gpu_is_the_default() -> None:
     plan = make_plan(spec(), [machine(gpu(0), gpu(1, 77), gpu(2))])
     assert (plan.nodes[0].gpus, plan.world_size, plan.backend) == (("GPU-0000", "GPU-0002"), 2, "nccl")
+    assert plan.called(1, "box") == "rank 1 (box, GPU 2)"
 
 
 def test_binding_needs_numactl() -> None:

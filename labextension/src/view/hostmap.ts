@@ -84,7 +84,9 @@ export class HostMap {
 
   private chip(node: NodePlan, rank: number, place: number): HTMLElement {
     const chip = button('button.td-chip', '', () => this.toLog(rank), this.signal);
-    const device = node.gpus[place] ? trans('GPU %1', place) : trans('CPU');
+    const number = node.gpu_numbers[place];
+    const gpu = number === undefined ? `cuda:${place}` : trans('GPU %1', number);
+    const device = node.gpus[place] ? gpu : trans('CPU');
     chip.append(
       makeShape(),
       make('span.td-spoken', {}, trans('rank')),

@@ -17,7 +17,7 @@ TRACKERS := $(VENV)/trackers
 SPARK := $(VENV)/spark
 NPM := cd labextension && PATH="$(CURDIR)/$(BIN):$$PATH" npm
 HAVE_NPM := command -v npm >/dev/null
-PYTEST = $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal --durations 15 --durations-min 10
+PYTEST = $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal --durations 40 --durations-min 5
 # One more than the cores: tests wait for processes half of their time.
 WORKERS ?= 3
 
@@ -29,22 +29,22 @@ unexport PYTHONDONTWRITEBYTECODE
 demo: $(READY) front
 	@$(BIN)/python scripts/demo.py
 
-# Two processors: one has unit tests, then trackers, Spark and cells beside plain ones; the other browsers, which wait a part
-# of their time, and then what starts ranks.
+# Two processors: one has unit tests, then trackers, engines and cells beside plain ones; the other browsers, which wait a
+# part of their time, and then what starts ranks here and on hosts.
 # What each needs on a fresh clone (Python's packages, npm's, a browser) is set up at the same time.
 test:
 	@$(MAKE) --no-print-directory --jobs 4 test-alone test-jobs test-front
 
-test-alone: $(READY)
+test-alone: $(READY) cluster engines
 	@$(MAKE) --no-print-directory test-unit
 	@$(MAKE) --no-print-directory test-trackers
+	@$(MAKE) --no-print-directory test-engines
 	@$(MAKE) --no-print-directory test-spark
 	@$(MAKE) --no-print-directory test-differential
 
-test-jobs: $(READY) front browser cluster engines
+test-jobs: $(READY) front browser cluster
 	@$(MAKE) --no-print-directory test-browser
 	@$(MAKE) --no-print-directory test-cluster
-	@$(MAKE) --no-print-directory test-engines
 	@$(MAKE) --no-print-directory test-ranks
 
 # What a name's tests say is shown when they have ended: others run beside them.

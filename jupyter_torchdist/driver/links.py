@@ -260,6 +260,7 @@ class Link:
                 "files": {path.name: path.read_text(encoding="utf-8") for path in names},
                 "blobs": list(self._digests or ()),
                 "store": str(self._blob_directory),
+                "attempt": self.attempt,
                 **synced(self._plan),
                 "gpus": [gpu for gpu in self.node.gpus if not is_open(gpu)],
                 **driving(self._plan),

@@ -26,7 +26,6 @@ _CONSEQUENCES = re.compile(
     re.IGNORECASE,
 )
 
-
 JUDGING = 2.0
 """Seconds for the ranks to say where they are, before it is said who holds up the others."""
 
@@ -165,7 +164,8 @@ def _again(plan: Plan, state: JobState, standing: AttemptStatus) -> Again | None
         return Again(note, True, state.restarts, end)
     saved = standing.expired and plan.request and (plan.strategy.checkpoint or plan.strategy.name == "none")
     stopped = _stopped_on_request(standing) or standing.timed_out or (standing.expired and not saved)
-    if stopped or state.restarts >= plan.restarts or end.state == "succeeded":
+    begun = _begun(state) or state.restarts or standing.taken is not None  # what cannot begin needs its user
+    if stopped or not begun or state.restarts >= plan.restarts or end.state == "succeeded":
         return None
     number, left = state.restarts + 1, len(plan.nodes) - len(standing.lost)
     which, others = f"{number} of {plan.restarts}", "host" if left == 1 else f"{left} hosts"

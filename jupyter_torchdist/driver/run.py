@@ -15,10 +15,12 @@ from ..protocol.errors import ChannelError, LaunchError, StoreError
 from ..protocol.eventreader import EventReader, reader_of
 from ..protocol.events import INTERNAL, Event
 from ..protocol.paths import JobPaths
+from ..protocol.plan import Plan
 from ..protocol.process import ProcessId
 from ..protocol.spec import JobSpec
 from ..protocol.state import JobState, apply
 from ..protocol.wire import messages
+from ..protocol.wire.again import Again
 from ..protocol.wire.assignment import Assignment
 from ..protocol.world import World
 from ..store import journal, liveness
@@ -30,12 +32,10 @@ from .links import Link
 from .linkselector import LinkSelector
 from .stages import Stages
 from .tracking import Trackers
+from .unwritten import Unwritten
 
 QUIET_TICK = 0.02
 """Seconds between two checks for requests of clients."""
-
-PATIENCE_SECONDS = 600.0
-"""How long a driver at its end waits for free disk space to write the journal's last lines."""
 
 
 class Driver:
@@ -50,12 +50,11 @@ class Driver:
         self._blobs = blobs
         self._spec: JobSpec = read_spec(paths)
         self._plan = read_plan(paths)
-        self._unwritten: list[Event] = []
         self._state: JobState = journal.asked_for(paths)
         self._seen: set[tuple[float, str, str | None, int | None]] = set()
         self._submitted: list[Event] = []
         """What an earlier driver wrote of the submission."""
-        self._writer = journal.Writer(paths, self._know)
+        self._unwritten = Unwritten(journal.Writer(paths, self._know))
         self._standing = policy.resumed(self._state)
         self._readers: dict[str, EventReader] = {}
         self._errors: dict[str, str] = {}
@@ -68,7 +67,7 @@ class Driver:
         self._ears = LinkSelector()
         self._beat = float("-inf")
         self._deadline = self._deadline_from(begun(self._spec, self._submitted))
-        self._attempt = max(1, self._state.attempt)
+        self._attempt, self._fresh = max(1, self._state.attempt), self._plan.fresh
         self._endpoint: tuple[str, int] | None = None
 
     def _know(self, event: Event) -> None:
@@ -100,11 +99,10 @@ class Driver:
             self._give_up(error)
             raise
         finally:
-            self._write_out()
+            self._unwritten.close(self._paths.root)
             for link in self._links:
                 if link.channel is not None:
                     link.channel.close()
-            self._writer.close()
             self._ears.close()
 
     def _begin(self, fresh: bool, count: int = 0) -> None:
@@ -198,6 +196,10 @@ class Driver:
             self._say("job.running")
         self._stages.look(self._links, self._state)
         self._trackers.look(now)
+        if again := attempts.gone_on(self._readers):  # what follows was decided by the nodes
+            if attempts.over(self._plan, again, self._standing.ended):
+                self._go_on(again)
+            return
         self._standing = policy.noted(self._standing, self._state, now, self._stalls.since(self._state, now))
         for action in policy.decide(self._plan, self._state, self._standing, now):
             self._perform(action)
@@ -244,27 +246,35 @@ class Driver:
             self._finish(found)
             return
         self._say("job.note", text=action.note)
-        self._plan = found
-        self._attempt += 1
-        self._standing, self._endpoint = policy.AttemptStatus(), None
+        self._turn_to(found, self._attempt + 1)
+        self._begin(action.fresh, action.restarts)
+
+    def _turn_to(self, plan: Plan, attempt: int) -> None:
+        self._plan, self._attempt = plan, attempt
+        self._standing, self._endpoint = attempts.of_next(self._standing), None
         self._stalls.forget()
         self._errors.clear()
-        self._begin(action.fresh, action.restarts)
+
+    def _go_on(self, again: Again) -> None:
+        """Follow an attempt that the nodes have begun while no driver was connected."""
+        end, plan = policy.finish(self._plan, self._state, self._standing), self._plan
+        self._turn_to(attempts.followed(self._paths, plan, self._spec, again), again.attempt)
+        self._say("job.note", text=attempts.in_words(end, self._plan, again))
+        size = self._plan.world_size
+        self._say("job.starting", attempt=self._attempt, fresh=self._fresh, restarts=again.restarts, world_size=size)
+        self._make_links(self._links[0].submission, started=True)
+        self._read_all()
 
     def _finish(self, end: policy.Finish) -> None:
         if not self._paths.spec.exists():
             end = replace(end, state="lost", reason=f"the files of job {self._paths.job} were deleted while it ran")
         elif end.state == "lost" and self._engine.ended:
             end = replace(end, reason=f"the launcher ended it: {self._engine.state.reason or 'no reason is known'}")
-        reason = end.reason
-        if end.state == "failed" and end.first_failure is None:
-            started = len(self._state.ranks) == self._plan.world_size
-            words = "" if started else findings.of_launchers(self._paths, self._plan)
-            reason = "\n".join([reason, *dict.fromkeys(self._errors.values()), words])
+        reason = findings.reason(end, self._paths, self._plan, self._state, self._errors)
         causes = end.findings or (findings.of(self._paths, self._plan, self._state) if end.state == "failed" else [])
         for came in filter(None, [link.came() for link in self._links]):
             self._say("job.note", text=came)
-        self._say("job.ended", state=end.state, reason=reason.strip(), first_failure=end.first_failure, findings=causes)
+        self._say("job.ended", state=end.state, reason=reason, first_failure=end.first_failure, findings=causes)
         with contextlib.suppress(StoreError):
             journal.publish_summary(self._paths, self._state)
         for link in self._links:
@@ -340,6 +350,7 @@ class Driver:
             return
         reader = self._readers.setdefault(name, found)
         reader.source = found.source  # ranks of a later attempt may have other numbers
+        reader.restarts = self._state.restarts
         refused = reader.refused
         while events := reader.read():
             for event in events:
@@ -382,19 +393,5 @@ class Driver:
         self._state = apply(self._state, event)
         self._write()
 
-    def _write_out(self) -> None:
-        """Keep this process alive until the last line is written, so that no other driver takes up the job."""
-        until = time.monotonic() + PATIENCE_SECONDS
-        while self._unwritten and self._paths.root.is_dir() and time.monotonic() < until:
-            time.sleep(0.2)
-            self._write()
-
     def _write(self) -> None:
-        """Write pending events. On a full disk they are kept and tried again, so that the job goes on."""
-        while self._unwritten:
-            try:
-                written = self._writer.append(self._unwritten[0])
-            except StoreError:
-                return
-            self._unwritten.pop(0)
-            self._state = replace(self._state, seq=written.seq)
+        self._state = replace(self._state, seq=self._unwritten.write())

@@ -27,7 +27,6 @@ from ..protocol.machine.tickets import Kept
 from ..protocol.paths import JobPaths, safe_name
 from ..protocol.process import ProcessId, children, job_token_of, session_of
 from ..protocol.wire import messages
-from ..protocol.wire.assignment import Assignment
 from ..protocol.wire.channel import Channel
 from ..protocol.wire.connect import peer_uid
 from .file_watch import Changes
@@ -40,6 +39,8 @@ from .shipping.replica import continued, discard, replica, replica_blobs, replic
 from .shipping.synced import MARK
 from .shipping.tail import Shipment
 from .starts import Starts
+from .unattended.adopting import adopted, left_by_another
+from .unattended.again import Renewals
 from .unattended.orphans import Orphans
 
 LINGER_SECONDS = 2.0
@@ -84,6 +85,7 @@ class Agent:
         self._gpus = Kept()
         self._idle_since = time.monotonic()
         self._starts = Starts(directory / "zygote.log", self._jobs, self._register, self._unregister)
+        self._renewals = Renewals(self._jobs, self._starts.orders, partial(self._starts.start, doubt=False))
 
     # -- the loop
 
@@ -157,7 +159,8 @@ class Agent:
         job = self._jobs.get(name)
         if job is not None and job.state != "ended":
             return True
-        return any(peer.job == name for peer in self._peers) and (job is None or job.may_restart)
+        waits = any(peer.job == name for peer in self._peers) or (job is not None and job.speaks)
+        return waits and (job is None or job.may_restart)
 
     def _look_for_an_end(self, now: float) -> None:
         with contextlib.suppress(OSError):
@@ -321,7 +324,9 @@ class Agent:
         if said.gpus and (taken := self._gpus.claim(said.job, said.gpus, said.origin, inventory.gpus())):
             peer.channel.send({"type": "refused", "job": said.job, "reason": taken})
             return
-        peer.channel.send({"type": "missing", "job": said.job, "blobs": peer.prepare(said)})
+        job = self._jobs.get(said.job)
+        begun = job is not None and job.attempt >= said.attempt  # said again after its channel broke
+        peer.channel.send({"type": "missing", "job": said.job, "blobs": () if begun else peer.prepare(said)})
 
     def _on_copy(self, peer: Peer, said: messages.OfJob, body: bytes) -> None:
         peer.channel.send({"type": "copied", **copied(peer.scratch, said.job).to_json()})
@@ -359,10 +364,10 @@ class Agent:
         if self._ended_early.get(name) == assignment.attempt:
             peer.channel.send({"type": "ended", "job": name, "attempt": assignment.attempt})
             return
-        old = self._jobs.get(name) or self._left_by_another(assignment)
-        if old is not None and old.attempt == assignment.attempt:  # sent again after its channel broke
+        old = self._jobs.get(name) or left_by_another(assignment)
+        if old is not None and old.attempt >= assignment.attempt:  # sent again after its channel broke
             self._jobs[name] = old
-            self._follow(peer, old, shared, said.offsets)
+            self._follow(peer, old, said, assignment.attempt)
             return
         if old is not None:
             old.close()
@@ -370,23 +375,11 @@ class Agent:
         began = old is None and files.agent_events.exists()  # by an agent that died: its launcher may be on the way
         offsets = said.offsets if shared else continued(assignment.job_paths, assignment.node, said.offsets)
         job = NodeJob(assignment.job_paths, assignment.node, assignment.node_plan().ranks, assignment.attempt)
-        job.events.write("node.up", agent=ProcessId.mine().to_json())
+        job.events.write("node.up", agent=ProcessId.mine().to_json(), restarts=assignment.restarts)
         self._jobs[name] = job
-        self._follow(peer, job, shared, offsets)
+        self._follow(peer, job, replace(said, offsets=offsets), job.attempt)
         self._changed = time.monotonic()
         self._starts.start(assignment, doubt=began)
-
-    def _left_by_another(self, assignment: Assignment) -> NodeJob | None:
-        """The job, if an earlier agent that is dead has started it."""
-        if not assignment.node_paths.launcher_events.exists():
-            return None
-        ranks = assignment.node_plan().ranks
-        job = NodeJob(assignment.job_paths, assignment.node, ranks, assignment.attempt, adopt=True)
-        job.poll(time.monotonic())
-        if job.launcher is None:
-            job.close()
-            return None
-        return job
 
     def _on_follow(self, peer: Peer, said: messages.Follow, body: bytes) -> None:
         """A driver takes up a job that this agent or an earlier agent started."""
@@ -397,22 +390,25 @@ class Agent:
         job = self._jobs.get(name)
         if job is None:
             paths = JobPaths(Path(said.job_root)) if shared else replica(peer.scratch, name)
-            job = NodeJob(paths, safe_name(said.node), said.ranks, said.attempt, adopt=True)
-            self._jobs[name] = job
-            job.poll(time.monotonic())
-            if job.launcher is None and job.state != "ended":
-                job.end(0.0, time.monotonic(), "the agent was killed before it had started the ranks\n")
-        self._follow(peer, job, shared, said.offsets, said.blobs)
+            self._jobs[name] = job = adopted(paths, said)
+        self._follow(peer, job, said, said.attempt, said.blobs)
 
     def _follow(
-        self, peer: Peer, job: NodeJob, shared: bool, offsets: dict[str, int], blobs: tuple[str, ...] = ()
+        self,
+        peer: Peer,
+        job: NodeJob,
+        said: messages.Start | messages.Follow,
+        attempt: int,
+        blobs: tuple[str, ...] = (),
     ) -> None:
-        peer.job = job.paths.job
-        job.shared = shared
-        if not shared:
-            self._gpus.hold(job.paths.job)
-        self._orphans.claimed(job.paths.job)
-        peer.shipments[job.paths.job] = Shipment(peer.channel, job.paths, job.node, shared, dict(offsets), blobs)
+        """``attempt``: the one that the driver knows of."""
+        name, job.shared = job.paths.job, said.shared
+        peer.job = name
+        if not said.shared:
+            self._gpus.hold(name)
+        self._orphans.claimed(name)
+        offsets = dict(said.offsets)
+        peer.shipments[name] = Shipment(peer.channel, job.paths, job.node, said.shared, offsets, blobs, attempt)
         if (vigil := job.vigil()) and (place := vigil.lead()):
             peer.channel.send({"type": "steward", **place.to_json()})
 
@@ -435,6 +431,8 @@ class Agent:
 
     def _on_end(self, peer: Peer, said: messages.End, body: bytes) -> None:
         if job := self._jobs.get(said.job):
+            if said.attempt < job.attempt:  # of an attempt that is over: this driver has yet to hear of the next one
+                return
             self._starts.withdraw(job)
             job.end(said.grace, time.monotonic())
             self._changed = time.monotonic()
@@ -463,6 +461,9 @@ class Agent:
                 continue
             try:
                 complete = shipment.pump()
+                if complete and shipment.attempt < job.attempt:  # the nodes went on without this driver
+                    peer.channel.send({"type": "ended", "job": name, "attempt": shipment.attempt})
+                    shipment.attempt = job.attempt
                 if complete and job.state == "ended" and shipment.send_work(job.written.going):
                     peer.channel.send({"type": "ended", "job": name, "attempt": job.attempt})
                     del peer.shipments[name]
@@ -477,6 +478,7 @@ class Agent:
         followed = {peer.job for peer in self._peers}
         for name, job in list(self._jobs.items()):
             job.hear(now, name in followed)
+            self._renewals.turn(name, now, name in followed)
             if name in followed:
                 self._orphans.claimed(name)
             elif job.shared and self._orphans.hopeless(job.paths, None, now):
@@ -484,9 +486,9 @@ class Agent:
                 if job.state == "ended":
                     self._remove(name)
             elif not job.shared and job.going:
-                gone = self._orphans.hopeless(job.paths, job.lease, now)
-                if why := f"no driver came for {job.lease:g} s (--lease)\n" if gone else job.overdue(now):
-                    job.end(job.grace, now, why)
+                gone = self._orphans.hopeless(job.paths, job.plan.lease, now)
+                if why := f"no driver came for {job.plan.lease:g} s (--lease)\n" if gone else job.overdue(now):
+                    job.end(job.plan.grace, now, why)
 
     def _remove(self, name: str, *, shipped: bool = False) -> None:
         """``shipped``: the driver has what the cell wrote."""

@@ -47,7 +47,7 @@ LONGEST_SLEEP = 1.0
 def main(assignment: Assignment) -> int:
     """Run the ranks until all have exited. Returns the exit code of the launcher. Never raises."""
     events = EventFile(assignment.node_paths.launcher_events)
-    events.write("launcher.started", process=ProcessId.mine().to_json(), attempt=assignment.attempt)
+    events.write("launcher.started", process=ProcessId.mine().to_json(), **assignment.start)
     ranks = assignment.node_plan().ranks
     watch = RankWatch(events, assignment.plan.grace, partial(asking.ask, assignment.node_paths, ranks))
     error = ""

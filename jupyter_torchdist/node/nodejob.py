@@ -90,7 +90,9 @@ class NodeJob:
         self._look_at = 0.0
         self._terminated: set[ProcessId] = set()
         self._done: set[int] = set()
-        self._vigil: Vigil | None = None
+        self.endpoint: tuple[str, int] | None = None
+        """Where the ranks meet, if the launcher of this node has said so."""
+        self.watch: Vigil | None = None
         if self.adopt:
             self._recall()
 
@@ -107,34 +109,25 @@ class NodeJob:
                     self.state = "ended"
 
     @cached_property
-    def _plan(self) -> Plan:
+    def plan(self) -> Plan:
         return Plan.from_json(codec.loads(self.paths.plan.read_bytes()))
-
-    @property
-    def lease(self) -> float:
-        """Seconds that a job with a replica here goes on without a driver."""
-        return self._plan.lease
 
     def overdue(self, now: float) -> str:
         """Why the attempt ends although no driver says so; empty if it goes on."""
-        limit = self._plan.timeout
+        limit = self.plan.timeout
         return f"ran longer than --timeout {limit:g} s\n" if limit and now - self._began > limit else ""
-
-    @property
-    def grace(self) -> float:
-        return self._plan.grace
 
     @property
     def may_restart(self) -> bool:
         """Whether the driver may start another attempt."""
-        return self.attempt <= self._plan.restarts
+        return self.attempt <= self.plan.restarts
 
     @property
     def _limit(self) -> int:
         """Bytes of files that go to the notebook; none from a node that shares the driver's disk or has no files."""
         if self.shared or not self.paths.plan.exists():
             return -1
-        own = next(node for node in self._plan.nodes if node.name == self.node)
+        own = next(node for node in self.plan.nodes if node.name == self.node)
         return bytes_of(own.reach.bring or BRING)
 
     @cached_property
@@ -187,6 +180,8 @@ class NodeJob:
             self.launcher = ProcessId.from_json(event.data["process"])
             if self.state == "starting":
                 self.state = "running"
+        elif event.kind == "launcher.rendezvous":
+            self.endpoint = event.data["address"], event.data["port"]
         elif event.kind == "launcher.child":
             self._unmatched[event.data["pid"]] = event.data["code"], event.data.get("stopped")
         elif event.kind == "launcher.ended" and event.data.get("error"):
@@ -293,21 +288,26 @@ class NodeJob:
 
     def vigil(self) -> Vigil | None:
         """Of a job of several nodes that goes on here without the driver's disk."""
-        if self._vigil is None and not self.shared and self.going:
-            self._vigil = Vigil(self._plan, self.node, self.attempt, self.events.write)
-        return self._vigil
+        if self.watch is None and not self.shared and self.going:
+            self.watch = Vigil(self.plan, self.node, self.attempt, self.events.write)
+        return self.watch
 
     def hear(self, now: float, attended: bool) -> None:
         """Hear the other nodes. The job ends here when one is gone while no driver is connected to any node."""
-        if self._vigil is not None:
-            grace = self._vigil.turn(now, self._part, attended)
+        if self.watch is not None:
+            grace = self.watch.turn(now, self._part, attended)
             if grace is not None:
                 self.end(grace, now)
+
+    def go_on_after(self, earlier: NodeJob) -> None:
+        """This attempt follows an earlier one without a driver."""
+        self.shared, self._began = False, earlier._began
+        self.watch, earlier.watch = earlier.watch, None
 
     @property
     def speaks(self) -> bool:
         """Whether other nodes may still have to hear how this node's part stands."""
-        return self._vigil is not None and self._vigil.speaks
+        return self.watch is not None and self.watch.speaks
 
     @property
     def _part(self) -> Part:
@@ -339,7 +339,7 @@ class NodeJob:
         """End the job with its grace, before the engine ends it without one."""
         if self.going:
             self.events.write("node.expiring", reason=reason)
-            self.end(self.grace, now)
+            self.end(self.plan.grace, now)
 
     def end(self, grace: float, now: float, error: str = "") -> None:
         """End every process of the job: SIGTERM now, SIGKILL after ``grace`` seconds. A later call may shorten that."""
@@ -392,8 +392,8 @@ class NodeJob:
     def close(self, *, remove: bool = False, shipped: bool = False) -> None:
         """``remove``: delete the replica of the job, but no file that the cell wrote, unless it was ``shipped``."""
         self.events.close()
-        if self._vigil is not None:
-            self._vigil.close()
+        if self.watch is not None:
+            self.watch.close()
         if remove and shipped:
             self.written.discard()
         if remove:

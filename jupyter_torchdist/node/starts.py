@@ -30,6 +30,8 @@ class Starts:
         unregister: Callable[[Channel], None],
     ) -> None:
         self._jobs = jobs
+        self.orders: dict[str, Assignment] = {}
+        """By which the jobs were started here."""
         self.pool = warm.WarmPool(log, register, unregister, self._on_forked, self._on_fork_failed)
         self._fresh: dict[int, subprocess.Popen[bytes]] = {}
         self._unforked: list[tuple[float, Assignment]] = []
@@ -39,6 +41,7 @@ class Starts:
     def start(self, assignment: Assignment, *, doubt: bool) -> None:
         """``doubt``: an agent that died may have started it, and its launcher may be on the way."""
         job = self._jobs[assignment.job]
+        self.orders[assignment.job] = assignment
         if doubt:
             job.expected = True
             self._on_fork_failed(assignment)
@@ -55,6 +58,7 @@ class Starts:
 
     def forget(self, job: str) -> None:
         self._retried.discard(job)
+        self.orders.pop(job, None)
 
     @property
     def pids(self) -> set[int]:

@@ -31,6 +31,10 @@ class EventReader:
     offset: int = 0
     refused: int = 0
     """Lines that were passed over so far."""
+    restarts: int | None = None
+    """Stop before what was written after a later start of the ranks; None: read on."""
+    ahead: Event | None = None
+    """The event before which it stopped."""
 
     def read(self) -> list[Event]:
         """The next events, of about ``PORTION`` bytes: a flood of them takes neither the memory nor the turn of others.
@@ -41,6 +45,7 @@ class EventReader:
             while os.stat(self.path).st_size > self.offset:
                 parsed = self._next()
                 self.refused += parsed.refused
+                self.ahead = parsed.ahead
                 self.offset += parsed.taken
                 if parsed.events or not parsed.taken:
                     return parsed.events
@@ -55,8 +60,8 @@ class EventReader:
             data = file.read(PORTION)
             if b"\n" not in data:
                 data += file.read(LONGEST)
-        parsed = parse_lines(data, self.source)
-        return parsed if parsed.taken or len(data) <= LONGEST else Parsed([], len(data), 1)
+        parsed = parse_lines(data, self.source, self.restarts)
+        return parsed if parsed.taken or parsed.ahead or len(data) <= LONGEST else Parsed([], len(data), 1)
 
 
 def reader_of(files: NodePaths, ranks: Sequence[int], name: str) -> EventReader | None:

@@ -20,11 +20,12 @@ job.stalled          since (epoch), finding (``Finding``: who holds up whom, and
 job.resumed          a rank makes progress again
 job.note             text: something the user should read
 job.ended            state (a final ``JobState.state``), reason (a sentence), first_failure (rank or None)
-node.up              inventory, agent (ProcessId)
+node.up              agent (ProcessId), restarts; of an attempt that the nodes began while no driver was connected also
+                     attempt, without (the nodes that were missed), since, died (``wire/again.py``)
 node.lost            reason
 node.clock           ahead: seconds that the node's clock is ahead of the driver's, when a profile begins; within: the
                      largest error
-launcher.started     process (ProcessId)
+launcher.started     process (ProcessId), attempt, restarts
 launcher.rendezvous  address, port: where the first node's store listens
 launcher.child       pid, code, why, stopped (by the engine itself; null if it does not report this): a rank's
                      process ended
@@ -33,7 +34,7 @@ node.missed          nodes, seconds: while no driver was connected, nothing was 
                      agent ends the ranks
 node.expiring        reason: the engine will soon end what runs on the node, so the agent ends the ranks
 node.ended           error: a check found no living process of the job on the node
-rank.started         process (ProcessId), local_rank
+rank.started         process (ProcessId), local_rank, restarts
 rank.ready           user code begins; the process group is up
 rank.proving         seconds (0: it goes on): the strategy follows the first steps, to prove that it may divide them
 rank.waiting         operation, group, number, since, size, members (``Waiting``), counts: user code has been in one
@@ -62,6 +63,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from . import codec
+from .plan import Died
 from .process import ProcessId
 from .typed import Malformed, Record, decoder
 
@@ -70,6 +72,9 @@ DRIVER, AGENT, LAUNCHER, RANK = "driver", "agent", "launcher", "rank"
 
 INTERNAL = ("launcher.child", "rank.ending")
 """Events that only the agent needs; they are not written to the journal."""
+
+STARTS = ("node.up", "launcher.started", "rank.started")
+"""The first event of each file after a start of the ranks."""
 
 FINAL_STATES = ("succeeded", "failed", "cancelled", "timed_out", "lost")
 
@@ -213,17 +218,20 @@ KINDS: dict[str, Kind] = {
             "findings": tuple[Finding, ...],
         },
     ),
-    "node.up": Kind((AGENT,), may={"agent": ProcessId}),
+    "node.up": Kind(
+        (AGENT,),
+        may={"agent": ProcessId, "restarts": int, "attempt": int, "without": _NAMES, "since": float, "died": Died},
+    ),
     "node.lost": Kind((DRIVER,), may={"reason": str}),
     "node.clock": Kind((DRIVER,), {"ahead": float, "within": float}),
     "node.missed": Kind((AGENT,), {"nodes": tuple[str, ...], "seconds": float}),
     "node.expiring": Kind((AGENT,), {"reason": str}),
     "node.ended": Kind((AGENT,), may={"attempt": int, "error": str}),
-    "launcher.started": Kind((LAUNCHER,), {"process": ProcessId}, {"attempt": int}),
+    "launcher.started": Kind((LAUNCHER,), {"process": ProcessId}, {"attempt": int, "restarts": int}),
     "launcher.rendezvous": Kind((LAUNCHER,), {"address": str, "port": int}),
     "launcher.child": Kind((LAUNCHER,), {"pid": int, "code": int}, {"why": str, "stopped": bool | None}),
     "launcher.ended": Kind((LAUNCHER,), may={"codes": dict[str, int], "error": str, "attempt": int}),
-    "rank.started": Kind((RANK,), {"process": ProcessId}, {"local_rank": int}),
+    "rank.started": Kind((RANK,), {"process": ProcessId}, {"local_rank": int, "restarts": int}),
     "rank.ready": Kind((RANK,)),
     "rank.waiting": Kind((RANK,), _WAITING, {"size": int, "members": tuple[int, ...] | None}),
     "rank.resumed": Kind((RANK,)),
@@ -305,18 +313,27 @@ class Parsed:
     events: list[Event]
     taken: int
     refused: int = 0
+    ahead: Event | None = None
+    """With which a later start of the ranks begins. It and what follows were not taken."""
 
 
-def parse_lines(data: bytes, source: Source | None = None) -> Parsed:
-    """The whole lines in ``data``, of a file that ``source`` owns. Damaged lines are passed over, and counted."""
+def parse_lines(data: bytes, source: Source | None = None, restarts: int | None = None) -> Parsed:
+    """The whole lines in ``data``, of a file that ``source`` owns. Damaged lines are passed over, and counted.
+
+    ``restarts``: how often the ranks were started again, for lines up to a later start; None: all lines.
+    """
     end = data.rfind(b"\n") + 1
-    events, refused = [], 0
+    events: list[Event] = []
+    refused = taken = 0
     for line in data[:end].split(b"\n")[:-1]:
         try:
             event = Event.from_json(codec.loads(line))
         except ValueError:
-            refused += 1
+            refused, taken = refused + 1, taken + len(line) + 1
             continue
+        if restarts is not None and event.kind in STARTS and event.data.get("restarts", 0) > restarts:
+            return Parsed(events, taken, refused, event)
+        taken += len(line) + 1
         if source is None or source.may_say(event):
             events.append(event)
         else:

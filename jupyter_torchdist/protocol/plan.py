@@ -167,6 +167,17 @@ class NodePlan:
 
 
 @dataclass(frozen=True)
+class Died(Record):
+    """How an attempt ended after which the ranks were started again."""
+
+    attempt: int
+    fault: str
+    """Equal for faults of one kind."""
+    step: int | None
+    """The last one that its ranks told of; None: unknown."""
+
+
+@dataclass(frozen=True)
 class Plan(Record):
     """The plan of one job. The first node hosts the rendezvous store."""
 
@@ -191,6 +202,8 @@ class Plan(Record):
     """How often all ranks are started again after a failure."""
     least_nodes: int | None = None
     """With how many nodes the job goes on when others are lost. None: all are needed."""
+    died: Died | None = None
+    """The attempt before."""
     virtual_local_rank: bool = False
     lease: float = 0.0
     """Seconds that ranks on hosts go on without the driver."""

@@ -17,7 +17,7 @@ from types import FrameType, ModuleType
 from typing import Any
 
 from ..protocol.plan import Plan
-from ..protocol.process import STACKS_SIGNAL
+from ..protocol.process import STACKS_SIGNAL, ProcessId
 from ..protocol.spec import STDIN
 from .streams.flusher import Flusher
 from .streams.output import UNINTERRUPTIBLE
@@ -61,6 +61,12 @@ class RankInterrupts:
         if self.deadline is not None:
             self.deadline = None
             os.kill(os.getpid(), signal.SIGINT)
+
+
+def started() -> dict[str, Any]:
+    """What a rank says of itself when it has started."""
+    local, restarts = int(os.environ["LOCAL_RANK"]), int(os.environ.get("TORCHDIST_RESTARTS", "0"))
+    return {"process": ProcessId.mine().to_json(), "local_rank": local, "restarts": restarts}
 
 
 def lead_a_session() -> None:

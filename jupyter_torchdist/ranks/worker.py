@@ -26,7 +26,6 @@ from ..protocol.disk import in_words
 from ..protocol.events import ErrorRecord
 from ..protocol.paths import JobPaths
 from ..protocol.plan import Plan
-from ..protocol.process import ProcessId
 from ..protocol.spec import PROGRAMS, JobSpec
 from ..states import Place
 from ..strategies.core import rank_context
@@ -81,11 +80,11 @@ class Rank:
 
     def __init__(self, paths: JobPaths, blobs: Path, node: str, may_connect: Callable[[], None]) -> None:
         self.number = int(os.environ["RANK"])
-        local = int(os.environ["LOCAL_RANK"])
         files = paths.node(node)
         self.paths, self.blobs, self.may_connect = paths, blobs, may_connect
         self.events = EventFile(files.rank_events(self.number), self.number)
-        self.events.write("rank.started", process=ProcessId.mine().to_json(), local_rank=local)
+        start = bootstrap.started()
+        self.events.write("rank.started", **start)
         self.flusher = Flusher()
         self.stacks = files.stacks(self.number)
         bootstrap.default_signals(self.stacks)
@@ -104,7 +103,7 @@ class Rank:
         write_into(os.environ, files, self.number)
         self.recording = Recording(files, self.number)
         self.profiling = Profiling(files, self.number, self.events.write, self.recorder)
-        self.watch = CollectiveWatch(self.events, files, local)
+        self.watch = CollectiveWatch(self.events, files, start["local_rank"])
         self.batches = Batches(self.number, self.ways)
         self.autolog = Autolog(self.recorder, self.batches.samples)
         self.meeting: group.Meeting | None = None
@@ -186,6 +185,7 @@ class Rank:
 
             mine.automatic = automatic = auto.AutomaticTraining(mine.context, vars(self.main), mine.patience, alone)
             automatic.install()
+            self.recorder.steps = automatic.steps_over
         rank_context.take(mine)
         return mine
 

@@ -75,6 +75,10 @@ class Training:
         sharded = any(isinstance(parameter.grad, DTensor) for parameter in listed)
         return (norms.clip_grad_norm_ if sharded else original)(listed, *args, **kwargs)
 
+    def steps_over(self) -> int:
+        """How many steps are over, with those of a checkpoint that ``--resume`` went on from."""
+        return self._steps.step
+
     # ---------------------------------------------------------------------------------------------------------- the end
 
     def finish(self, names: dict[str, Any] | None = None) -> None:

@@ -180,9 +180,8 @@ def test_a_driver_stays_until_its_last_line_is_written(home: Path, mount: Mount)
     assert 0 < len(journal.state(job.paths).notes) < 100
     freeing = threading.Timer(0.5, rest.unlink)
     freeing.start()
-    driver._write_out()
+    driver._unwritten.close(job.paths.root)
     freeing.join()
-    driver._writer.close()
     notes = journal.state(job.paths).notes
     assert [int(note.split()[0]) for note in notes] == list(range(100))
 

@@ -47,6 +47,24 @@ def test_ranks_are_started_again_after_a_failure(run: Run, tmp_path: Path) -> No
     assert "(1 of 1)" in done.stderr
 
 
+def test_ranks_that_die_at_the_same_step_twice_are_not_started_once_more(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "s.py").write_text(
+        "import os, signal\nimport jupyter_torchdist as td\nimport torch.distributed as dist\n"
+        "count = int(os.environ['TORCHELASTIC_RESTART_COUNT'])\n"
+        "print('start', count, flush=True)\n"
+        "for step in range(3 if count == 0 else 6):\n    td.log(loss=1.0, step=step)\n"
+        "dist.barrier()\n"
+        "if os.environ['RANK'] == '1':\n    os.kill(os.getpid(), signal.SIGKILL)\n"
+        "dist.barrier()\n"
+    )
+    done = run("--max-restarts=5", "--nproc-per-node=2", "s.py")
+    assert done.returncode == 1
+    assert sorted(done.stdout.splitlines()) == [f"[rank {rank}] start {count}" for rank in (0, 1) for count in range(3)]
+    assert "was killed (SIGKILL)" in done.stderr
+    assert "attempt 3 ended at step 5, as attempt 2 did, by the same fault." in done.stderr
+    assert "so the ranks were not started again: mend the cause, then run the cell again" in done.stderr
+
+
 def test_any_command_is_a_rank(run: Run) -> None:
     done = run("--nproc-per-node", "2", "--no-python", "sh", "-c", "echo $RANK/$LOCAL_RANK/$WORLD_SIZE")
     assert (done.returncode, sorted(done.stdout.splitlines())) == (0, ["[rank 0] 0/0/2", "[rank 1] 1/1/2"])

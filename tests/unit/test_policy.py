@@ -274,6 +274,19 @@ def test_a_failure_is_followed_by_another_start_while_the_plan_allows_it() -> No
     assert isinstance(lost, Finish)
 
 
+def test_ranks_that_never_began_are_not_started_again() -> None:
+    """Whatever kept them from it needs its user. After an attempt that had begun they are."""
+    failed = job(raised(1, "boom", 1.0, ready=0.0), rank(0, "stopped", ready=0.0))
+    gone = AttemptStatus(lost=NODE0, ended=frozenset({"node1", "node2"}))
+    for state, number, standing, options in (
+        (failed, 1, AttemptStatus(ended=NODE0), {}),
+        (STARTING, 3, gone, {"least_nodes": 2}),
+    ):
+        assert isinstance(decide(plan(number, restarts=2, **options), state, standing, NOW)[0], Finish)
+        later = replace(state, restarts=1)
+        assert isinstance(decide(plan(number, restarts=2, **options), later, standing, NOW)[0], Again)
+
+
 def test_a_lost_host_is_followed_by_a_start_on_the_others_where_these_are_enough() -> None:
     gone = AttemptStatus(lost=NODE0, ended=frozenset({"node1", "node2"}))
     end = Finish("lost", "host node0 is gone", None)

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from jupyter_torchdist.protocol import codec
 from jupyter_torchdist.protocol import events as events_module
+from jupyter_torchdist.protocol.eventreader import EventReader
 from jupyter_torchdist.protocol.events import (
     AGENT,
     FINAL_STATES,
@@ -27,12 +28,15 @@ from jupyter_torchdist.protocol.events import (
     Source,
     parse_lines,
 )
+from jupyter_torchdist.protocol.process import ProcessId
 from jupyter_torchdist.protocol.state import JobState, RankState, Waiting, apply, fold
 from jupyter_torchdist.views import failure_text
 
 FEW = settings(max_examples=50, deadline=None)
 
 GOLDEN = Path(__file__).parent / "golden"
+
+PROCESS = ProcessId.mine().to_json()
 
 WORDS = st.text(max_size=12)
 DATA = st.dictionaries(
@@ -80,6 +84,29 @@ def test_garbage_between_lines_costs_nothing_else(events: list[Event], garbage: 
 )
 def test_json_that_is_no_event_is_skipped(line: bytes) -> None:
     assert parse_lines(line + b"\n") == Parsed([], len(line) + 1, 1)
+
+
+def test_what_a_later_start_of_the_ranks_wrote_is_left_for_later() -> None:
+    up = [Event("node.up", float(number), data={"restarts": number}) for number in range(3)]
+    ends = [Event("node.ended", float(number), data={"attempt": number + 1}) for number in range(3)]
+    lines = [event.to_line() for pair in zip(up, ends, strict=True) for event in pair]
+    data = b"".join([*lines[:2], b"nonsense\n", *lines[2:]])
+    first = len(b"".join(lines[:2])) + len(b"nonsense\n")
+    assert parse_lines(data, None, 0) == Parsed([up[0], ends[0]], first, 1, up[1])
+    assert parse_lines(data[first:], None, 0) == Parsed([], 0, 0, up[1])
+    assert parse_lines(data[first:], None, 1).events == [up[1], ends[1]]
+    assert parse_lines(data, None, 2).taken == len(data)
+
+
+def test_a_reader_waits_before_a_later_start_of_the_ranks(tmp_path: Path) -> None:
+    up = [Event("rank.started", 1.0, rank=0, data={"process": PROCESS, "restarts": number}) for number in range(2)]
+    path = tmp_path / "rank-00000.events"
+    path.write_bytes(up[0].to_line() + up[1].to_line())
+    reader = EventReader(path, Source(RANK, frozenset([0])), restarts=0)
+    assert [reader.read(), reader.read(), reader.read()] == [[up[0]], [], []]
+    assert reader.ahead == up[1]
+    reader.restarts = 1
+    assert [reader.read(), reader.ahead] == [[up[1]], None]
 
 
 Row = tuple[str, dict[str, Any]] | tuple[str, dict[str, Any], int]

@@ -48,7 +48,7 @@ def copied(scratch: Path, text: str) -> Copied:
         return Copied(())
     driving = _driving(paths)
     files = {path.name: read_plain(path).decode("utf-8") for path in (paths.spec, paths.plan, paths.manifest)}
-    return Copied(tuple(meant), files, nodes[0], _attempt(paths, nodes[0]), driving.number if driving else 1)
+    return Copied(tuple(meant), files, nodes[0], attempt_of(paths, nodes[0]), driving.number if driving else 1)
 
 
 def _driving(paths: JobPaths) -> Driving | None:
@@ -80,7 +80,7 @@ def _name(paths: JobPaths) -> str | None:
     return found if isinstance(found, str) else None
 
 
-def _attempt(paths: JobPaths, node: str) -> int:
+def attempt_of(paths: JobPaths, node: str) -> int:
     """That the node's ranks are in, or were in last."""
     try:
         events = parse_lines(read_plain(paths.node(node).launcher_events)).events

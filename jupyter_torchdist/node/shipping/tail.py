@@ -39,6 +39,8 @@ class Shipment:
     offsets: dict[str, int] = field(default_factory=dict)
     blobs: tuple[str, ...] = ()
     """Digests of captured data that the driver lacks."""
+    attempt: int = 1
+    """That the driver knows of."""
     _chunk: int = _FIRST
     _listed: dict[Path, tuple[int, list[str]]] = field(default_factory=dict)
     """By directory: its mtime, and the file names in it."""

@@ -3,6 +3,9 @@
 The first node's agent is the *steward*: it hears all others, and they hear it. A beat goes each way every second, as a
 UDP datagram of ``protocol/wire/beats.py``. Only a node that was heard before can be missed, so where a firewall stops
 the beats, nothing is decided. While a driver is connected to any node, it decides, and nobody is missed.
+
+When an attempt has ended because nodes are missed, the nodes that are left may begin another one (``again.py``). They
+go on with the same sockets and the same secret. If the steward is missed, the second node takes its place.
 """
 
 from __future__ import annotations
@@ -12,10 +15,11 @@ import secrets
 import socket
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ...protocol.errors import ChannelError
+from ...protocol.wire.again import Again
 from ...protocol.wire.beats import LONGEST, Beat, Part, opened, sealed
 from ...protocol.wire.messages import Steward
 
@@ -46,14 +50,14 @@ class Neighbour:
 
 
 class Neighbours:
-    """``others`` are the names of the nodes to hear: of the steward all others, of the others the steward.
+    """``others`` are the names of the nodes to hear: of the steward all others in their order, of those the steward.
 
-    Owns ``udp``, which sends to the steward unless this is the steward. ``node`` is our own name.
+    Owns ``udp``. ``node`` is our own name.
     """
 
     def __init__(self, place: Steward, udp: socket.socket, node: str, others: Iterable[str], *, leads: bool) -> None:
         self.place = place
-        self._udp, self._node, self._leads = udp, node, leads
+        self._udp, self._node, self.leads = udp, node, leads
         udp.setblocking(False)
         self._others = {name: Neighbour() for name in others}
         self._began = self._turned = self._attended = time.monotonic()
@@ -61,6 +65,9 @@ class Neighbours:
         self._beat_at = 0.0
         self._ended: float | None = None
         self._lost: tuple[str, ...] = ()
+        self._second: tuple[str, int] | None = None
+        self.asked: Again | None = None
+        """The next attempt, as the steward tells it, or as this steward tells the others."""
         self._complained = False
         self.closed = False
 
@@ -81,7 +88,9 @@ class Neighbours:
         """Hear the steward alone. Raises ``OSError``: no route."""
         udp = socket.socket(_family(place.address), socket.SOCK_DGRAM)
         try:
-            udp.connect((place.address, place.port))
+            with socket.socket(udp.family, socket.SOCK_DGRAM) as probe:
+                probe.connect((place.address, place.port))  # sends nothing
+                udp.bind((probe.getsockname()[0], 0))
         except OSError:
             udp.close()
             raise
@@ -105,7 +114,7 @@ class Neighbours:
         if now >= self._beat_at:
             self._beat_at = now + BEAT_SECONDS
             told: Part = "short" if self._lost and part == "runs" else part
-            self._speak(told, attended or (self._leads and self._known(now)))
+            self._speak(told, attended or (self.leads and self._known(now)))
         self._look_for_the_end(now, part)
         if self._lost:
             return self._lost
@@ -115,6 +124,41 @@ class Neighbours:
     def _known(self, now: float) -> bool:
         """Whether a driver was connected a moment ago, to any node."""
         return now - self._attended <= 3 * BEAT_SECONDS
+
+    # -- another attempt
+
+    def succeed(self, order: list[str], now: float) -> None:
+        """The steward is missed. ``order``: the nodes that are left, of which the first takes its place."""
+        self.leads = order[0] == self._node
+        if self.leads:
+            self._others = {name: Neighbour(heard=now) for name in order[1:]}
+        else:
+            self._others = {order[0]: Neighbour(self._second)}
+
+    def gathered(self, left: Iterable[str], now: float) -> bool:
+        """Whether every part of the attempt has ended on the nodes ``left``, and no driver decides."""
+        parts = [self._others[name].part for name in left if name != self._node]
+        return "runs" not in parts and not self._known(now)
+
+    @property
+    def lost(self) -> tuple[str, ...]:
+        return self._lost
+
+    def renew(self, attempt: int, left: list[str], now: float) -> Steward:
+        """Go on with another attempt on the nodes ``left``. Returns where its steward hears the others."""
+        first = left[0]
+        where = self._udp.getsockname() if self.leads else self._others[first].address
+        self.place = replace(self.place, attempt=attempt, address=str(where[0]), port=int(where[1]))
+        names = left[1:] if self.leads else [first]
+        self._others = {name: replace(self._others[name], heard=None, part="runs") for name in names}
+        self._began, self._beat_at = now, 0.0
+        self._ended, self._lost, self.asked = None, (), None
+        return self.place
+
+    def ask(self, again: Again, now: float) -> None:
+        """Tell the others of the attempt, and expect them in it."""
+        self.asked, self._beat_at = again, 0.0
+        self._others = {name: replace(other, heard=other.heard or now) for name, other in self._others.items()}
 
     def _hear(self, now: float) -> None:
         for _ in range(MOST):
@@ -129,11 +173,16 @@ class Neighbours:
 
     def _take(self, beat: Beat, source: Any, now: float) -> None:
         other = self._others.get(beat.node)
-        ours = (beat.job, beat.attempt) == (self.place.job, self.place.attempt)
-        if other is None or not ours or beat.number <= other.number:
+        later = beat.attempt > self.place.attempt and not self.leads
+        known = later or beat.attempt == self.place.attempt
+        if other is None or beat.job != self.place.job or not known or beat.number <= other.number:
             return
-        other.number, other.heard, other.part = beat.number, now, beat.part
-        if self._leads:
+        other.number = beat.number
+        if later:
+            self.asked, self._ended = beat.again or self.asked, None  # its words are still to come
+            return
+        other.heard, other.part, self._second = now, beat.part, beat.second or self._second
+        if self.leads:
             other.address = source
         if beat.driver:
             self._attended = now
@@ -141,24 +190,31 @@ class Neighbours:
             self._lost = self._lost or lost
 
     def _judge(self, now: float) -> None:
-        if self._lost:
+        if self._lost and not self.leads:
             return
-        self._lost = tuple(
+        self._lost += tuple(
             name
             for name, other in self._others.items()
-            if other.heard is not None
+            if name not in self._lost
+            and other.heard is not None
             and other.part == "runs"
             and now - max(other.heard, self._attended) > PATIENCE_SECONDS
         )
 
     def _speak(self, part: Part, driver: bool) -> None:
-        lost = self._lost if self._leads else ()
-        beat = Beat(self.place.job, self.place.attempt, self._node, time.monotonic_ns(), part, driver, lost)
+        lost = self._lost if self.leads else ()
+        again, second = (self.asked, self._where_second()) if self.leads else (None, None)
+        place, number = self.place, time.monotonic_ns()
+        beat = Beat(place.job, place.attempt, self._node, number, part, driver, lost, second, again)
         datagram = sealed(beat, self.place.secret)
         for other in self._others.values():
             with contextlib.suppress(OSError):  # no route at the moment, or no room in the queue
                 if other.address is not None:
                     self._udp.sendto(datagram, other.address)
+
+    def _where_second(self) -> tuple[str, int] | None:
+        first = next(iter(self._others.values()), Neighbour())
+        return (str(first.address[0]), int(first.address[1])) if first.address else None
 
     def _look_for_the_end(self, now: float, part: Part) -> None:
         if part == "runs":
@@ -169,7 +225,7 @@ class Neighbours:
 
     def unheard(self, now: float) -> bool:
         """True once, if the steward should have been heard by now."""
-        silent = not self._leads and all(other.heard is None for other in self._others.values())
+        silent = not self.leads and all(other.heard is None for other in self._others.values())
         if self.closed or self._complained or not silent or now - self._began < REACH_SECONDS:
             return False
         self._complained = True

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..paths import JobPaths, NodePaths
 from ..plan import NodePlan, Plan
 from ..process import job_token
+from ..strategy import StrategyPlan
 from ..typed import Record
 from ..world import World
 
@@ -27,6 +28,8 @@ class Assignment(Record):
     """How often the ranks were started again after a failure."""
     rendezvous: tuple[str, int] | None = None
     """(address, port) of the first node's store; None on the first node, which opens it."""
+    left: dict[str, StrategyPlan] = field(default_factory=dict)
+    """For hosts that go on without others, by ``again.sizes``: their strategy."""
 
     @property
     def job_paths(self) -> JobPaths:
@@ -39,6 +42,11 @@ class Assignment(Record):
     @property
     def job(self) -> str:
         return self.plan.job
+
+    @property
+    def start(self) -> dict[str, int]:
+        """Which start of the ranks it is, as events say it."""
+        return {"attempt": self.attempt, "restarts": self.restarts}
 
     @property
     def token(self) -> str:

@@ -13,6 +13,7 @@ from typing import Literal
 from .. import codec
 from ..errors import ChannelError
 from ..typed import Malformed, Record
+from .again import Again
 
 Part = Literal["runs", "done", "short"]
 """How a node's part of a job stands: it goes on; all its ranks are done; it ended without that."""
@@ -36,7 +37,11 @@ class Beat(Record):
     driver: bool
     """Whether a driver is connected: then it decides, and no agent does."""
     lost: tuple[str, ...] = ()
-    """Nodes of which the steward hears nothing: the job must end."""
+    """Nodes of which the steward hears nothing: the attempt must end."""
+    second: tuple[str, int] | None = None
+    """Where the steward hears the second node, which takes its place when it is missed."""
+    again: Again | None = None
+    """The attempt of this beat, which the others are to begin, too."""
 
 
 def sealed(beat: Beat, secret: str) -> bytes:

@@ -76,6 +76,7 @@ class Prepare(Record):
     trees: tuple[Tree, ...] = ()
     """Directories of ``--sync``: the answer names files that are missing, as if they were blobs."""
     cwd: str = ""  # of the ranks, where the node has it
+    attempt: int = 1
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,8 @@
 A line is ``{"t", "k": "log", "step", "v": {name: value}}`` (with ``"auto": true`` for scalars of autolog, and without
 values for a loss that the user's code logs),
 ``{"t", "k": "progress", "id", "desc", "n", "total"}``, or ``{"t", "k": "samples", "n"}``: how many samples were trained
-with so far. Times are in seconds since the epoch.
+with so far, or ``{"t", "k": "steps", "n"}``: how many steps of the training are over, with those of the checkpoint that
+was resumed. Times are in seconds since the epoch.
 """
 
 from __future__ import annotations
@@ -58,8 +59,12 @@ class Recorder:
         self._bars = count()
         self.told: Callable[[str, object], None] | None = None
         """Called after each record with what made it, and which of its kind; None while nobody profiles."""
-        self._samples = self._written = 0
-        """Samples trained with so far, and those that the file tells."""
+        self._samples = 0
+        """Samples trained with so far."""
+        self.steps: Callable[[], int] = int
+        """How many steps of the training are over; called in any thread. 0 where nobody counts them."""
+        self._written = {"samples": 0, "steps": 0}
+        """What the file tells of both."""
         if flusher is not None:
             flusher.add(self)
             os.register_at_fork(after_in_child=self._after_fork)
@@ -131,9 +136,10 @@ class Recorder:
             lines.append(line if drawn else _log_line(t, step, auto, {}))
             done += 1
         del self._pending[:done]
-        if self._samples != self._written:
-            self._written = self._samples
-            lines.append(codec.dumps({"t": time.time(), "k": "samples", "n": self._written}) + "\n")
+        for kind, number in (("samples", self._samples), ("steps", self.steps())):
+            if number != self._written[kind]:
+                self._written[kind] = number
+                lines.append(codec.dumps({"t": time.time(), "k": kind, "n": number}) + "\n")
         self.deadline = time.monotonic() + PERIOD if self._pending else None
         self._write("".join(lines))
 

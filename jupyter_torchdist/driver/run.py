@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..launchers.base import Launcher, Submission
+from ..planning.again import ready
 from ..protocol.errors import ChannelError, LaunchError, StoreError
 from ..protocol.eventreader import EventReader, reader_of
 from ..protocol.events import INTERNAL, Event
@@ -147,10 +148,9 @@ class Driver:
     def _start(self, link: Link) -> None:
         assert self._world is not None
         world = self._world if link.shared else self._world.for_a_host(self._plan.env_names)
-        root, node, attempt, restarts = str(self._paths.root), link.node.name, self._attempt, self._state.restarts
-        link.start(
-            Assignment(root, self._blobs, node, self._plan, world, attempt, self._fresh, restarts, self._endpoint)
-        )
+        root, attempt, restarts = str(self._paths.root), self._attempt, self._state.restarts
+        start = (attempt, self._fresh, restarts, self._endpoint, ready(self._plan, self._spec.options))
+        link.start(Assignment(root, self._blobs, link.node.name, self._plan, world, *start))
 
     # -- the loop
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..protocol.errors import OptionError
 from ..protocol.events import Finding
@@ -12,9 +12,6 @@ from ..protocol.plan import Plan
 from ..protocol.spec import JobSpec
 from ..protocol.state import JobState
 from ..store import gauges, logs
-
-if TYPE_CHECKING:
-    from .policy import Finish
 
 TOLD = ("user-exception", "rank-exited", "segfault", "remote-exit", "undetermined")
 """What the exception or the end of the first rank says itself."""
@@ -56,14 +53,11 @@ def of_missed(host: str, by: str, seconds: float) -> dict[str, Any]:
     return Finding(kind.code, kind.severity, None, host, words, kind.cause, remedy, ()).to_json()
 
 
-def reason(end: Finish, paths: JobPaths, plan: Plan, state: JobState, errors: Mapping[str, str]) -> str:
-    """The reason of ``end``. Where no rank has failed: with ``errors``, what agents and launchers said of their own.
-
-    Where not all ranks have started, the last lines of the launchers' logs show why.
+def of_nodes(paths: JobPaths, plan: Plan, state: JobState, errors: Mapping[str, str]) -> str:
+    """What agents and launchers said of their own failures, which are ``errors``, and, where not all ranks have
+    started, the last lines of the launchers' logs.
     """
-    if end.state != "failed" or end.first_failure is not None:
-        return end.reason.strip()
-    words = [end.reason, *dict.fromkeys(errors.values())]
+    words = list(dict.fromkeys(errors.values()))
     if len(state.ranks) < plan.world_size:
         words += [logs.last_words(paths.node(node.name).launcher_log) for node in plan.nodes]
-    return "\n".join(filter(None, words)).strip()
+    return "\n".join(filter(None, words))

@@ -270,11 +270,13 @@ class Driver:
             end = replace(end, state="lost", reason=f"the files of job {self._paths.job} were deleted while it ran")
         elif end.state == "lost" and self._engine.ended:
             end = replace(end, reason=f"the launcher ended it: {self._engine.state.reason or 'no reason is known'}")
-        reason = findings.reason(end, self._paths, self._plan, self._state, self._errors)
+        reason = end.reason
+        if end.state == "failed" and end.first_failure is None:
+            reason += "\n" + findings.of_nodes(self._paths, self._plan, self._state, self._errors)
         causes = end.findings or (findings.of(self._paths, self._plan, self._state) if end.state == "failed" else [])
         for came in filter(None, [link.came() for link in self._links]):
             self._say("job.note", text=came)
-        self._say("job.ended", state=end.state, reason=reason, first_failure=end.first_failure, findings=causes)
+        self._say("job.ended", state=end.state, reason=reason.strip(), first_failure=end.first_failure, findings=causes)
         with contextlib.suppress(StoreError):
             journal.publish_summary(self._paths, self._state)
         for link in self._links:

@@ -29,6 +29,8 @@ from ..protocol.process import ProcessId, children, job_token_of, session_of
 from ..protocol.wire import messages
 from ..protocol.wire.channel import Channel
 from ..protocol.wire.connect import peer_uid
+from .adopting import adopted, left_by_another
+from .again import Renewals
 from .file_watch import Changes
 from .gauges import GaugeWatch
 from .nodejob import NodeJob
@@ -39,8 +41,6 @@ from .shipping.replica import continued, discard, replica, replica_blobs, replic
 from .shipping.synced import MARK
 from .shipping.tail import Shipment
 from .starts import Starts
-from .unattended.adopting import adopted, left_by_another
-from .unattended.again import Renewals
 from .unattended.orphans import Orphans
 
 LINGER_SECONDS = 2.0

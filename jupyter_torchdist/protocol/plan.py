@@ -171,8 +171,9 @@ class Died(Record):
     """How an attempt ended after which the ranks were started again."""
 
     attempt: int
+    """Its number, from 1."""
     fault: str
-    """Equal for faults of one kind."""
+    """What ended it; equal for faults of one kind."""
     step: int | None
     """The last one that its ranks told of; None: unknown."""
 
@@ -203,7 +204,7 @@ class Plan(Record):
     least_nodes: int | None = None
     """With how many nodes the job goes on when others are lost. None: all are needed."""
     died: Died | None = None
-    """The attempt before."""
+    """How the attempt before ended; None for the first."""
     virtual_local_rank: bool = False
     lease: float = 0.0
     """Seconds that ranks on hosts go on without the driver."""

@@ -344,6 +344,16 @@ export interface StrategyPlan {
   notes: string[];
 }
 
+/** How an attempt ended after which the ranks were started again. */
+export interface Died {
+  /** Its number, from 1. */
+  attempt: number;
+  /** What ended it; equal for faults of one kind. */
+  fault: string;
+  /** The last one that its ranks told of; None: unknown. */
+  step: number | null;
+}
+
 /** The plan of one job. The first node hosts the rendezvous store. */
 export interface Plan {
   job: string;
@@ -367,6 +377,8 @@ export interface Plan {
   restarts: number;
   /** With how many nodes the job goes on when others are lost. None: all are needed. */
   least_nodes: number | null;
+  /** How the attempt before ended; None for the first. */
+  died: Died | null;
   virtual_local_rank: boolean;
   /** Seconds that ranks on hosts go on without the driver. */
   lease: number;

@@ -141,6 +141,7 @@ export const PLAN: Plan = {
   port: 0,
   restarts: 0,
   least_nodes: null,
+  died: null,
   virtual_local_rank: false,
   lease: 43200,
   asked: 0,

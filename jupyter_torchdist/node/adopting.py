@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 
-from ...protocol import codec
-from ...protocol.paths import JobPaths, safe_name
-from ...protocol.plan import Plan
-from ...protocol.wire.assignment import Assignment
-from ...protocol.wire.messages import Follow
-from ..nodejob import NodeJob
-from ..shipping.handover import attempt_of
+from ..protocol import codec
+from ..protocol.paths import JobPaths, safe_name
+from ..protocol.plan import Plan
+from ..protocol.wire.assignment import Assignment
+from ..protocol.wire.messages import Follow
+from .nodejob import NodeJob
+from .shipping.handover import attempt_of
 
 
 def left_by_another(assignment: Assignment) -> NodeJob | None:

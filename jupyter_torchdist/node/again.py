@@ -10,16 +10,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from ...protocol import codec
-from ...protocol.disk import read_plain
-from ...protocol.events import parse_lines
-from ...protocol.plan import Died
-from ...protocol.process import ProcessId
-from ...protocol.wire.again import Again, continued, in_vain, last_step, left, sizes
-from ...protocol.wire.assignment import Assignment
-from ..nodejob import NodeJob
-from ..routes import with_route
-from ..shipping.replica import write_private
+from ..protocol import codec
+from ..protocol.disk import read_plain
+from ..protocol.events import parse_lines
+from ..protocol.plan import Died
+from ..protocol.process import ProcessId
+from ..protocol.wire.again import Again, continued, in_vain, last_step, left, sizes
+from ..protocol.wire.assignment import Assignment
+from .nodejob import NodeJob
+from .routes import with_route
+from .shipping.replica import write_private
 
 FAULT = "host"
 """As a driver calls the loss of a host."""

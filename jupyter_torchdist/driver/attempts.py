@@ -17,20 +17,21 @@ from ..protocol.wire.again import Again as Begun
 from ..protocol.wire.again import in_vain, last_step
 from ..protocol.world import World
 from ..store.files import publish_json
-from .policy import Again, AttemptStatus, Finish, hosts
+from .policy import Again, AttemptStatus, Finish
 
 
 def next_attempt(
-    paths: JobPaths, plan: Plan, spec: JobSpec, state: JobState, action: Again, world: World | None
+    paths: JobPaths, plan: Plan, spec: JobSpec, state: JobState, action: Again, world: World | None, moved: bool
 ) -> Plan | Finish:
     """The plan of the attempt after the one with this ``state``; the job's end where there can be none.
 
-    The plan is written, and the results of the earlier attempt are removed.
+    ``moved``: the engine took the nodes, which says nothing against another attempt. The plan is written, and the
+    results of the earlier attempt are removed.
     """
     if world is None:  # the environment of the ranks went with the first driver
         return action.instead
     died = Died(state.attempt, _fault(state, action.instead), _last_step(paths, plan, state))
-    if why := in_vain(plan, died):
+    if not moved and (why := in_vain(plan, died)):
         return replace(action.instead, reason=f"{action.instead.reason}; {why}")
     since = min((rank.started for rank in state.ranks.values() if rank.started), default=spec.created)
     try:
@@ -87,5 +88,6 @@ def followed(paths: JobPaths, plan: Plan, spec: JobSpec, begun: Begun) -> Plan:
 
 def in_words(end: Finish, plan: Plan, begun: Begun) -> str:
     """What a note says of it. ``end``: of the attempt before."""
-    where, which = hosts(len(plan.nodes)), f"{begun.restarts} of {plan.restarts}"
+    count, which = len(plan.nodes), f"{begun.restarts} of {plan.restarts}"
+    where = "host" if count == 1 else f"{count} hosts"
     return f"{end.reason}; all ranks were started again on the other {where} ({which}), without this machine"

@@ -241,7 +241,8 @@ class Driver:
         self._say("job.stalled", since=time.time() - (now - action.since), finding=finding, ends=ends)
 
     def _again(self, action: policy.Again) -> None:
-        found = attempts.next_attempt(self._paths, self._plan, self._spec, self._state, action, self._world)
+        files, moved = self._paths, self._standing.taken is not None or bool(self._standing.expired)
+        found = attempts.next_attempt(files, self._plan, self._spec, self._state, action, self._world, moved)
         if isinstance(found, policy.Finish):
             self._finish(found)
             return

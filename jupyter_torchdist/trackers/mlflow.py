@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+import importlib.util
 import os
 import re
 import tempfile
@@ -10,6 +12,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
+from ..protocol.errors import OptionError
 from .base import FAILED, FINISHED, KILLED, Opened, Point, Refused, Run, needs
 
 _NAME = re.compile(r"[^\w\-. :/]", re.ASCII)
@@ -34,6 +37,12 @@ class MlflowTracker:
 
     def check(self, environ: Mapping[str, str]) -> None:
         needs("mlflow", "mlflow")
+        if not environ.get("MLFLOW_TRACKING_URI") and not os.path.isdir("mlruns") and _lacks_its_database():
+            raise OptionError(
+                "--track mlflow: MLFLOW_TRACKING_URI names no server, and MLflow's own database needs sqlalchemy, which "
+                "is not installed",
+                "set MLFLOW_TRACKING_URI=http://HOST:PORT, or run in a terminal: pip install mlflow",
+            )
 
     def open(self, run: Run, place: str) -> Opened:
         for name, value in _CLIENT.items():
@@ -94,6 +103,12 @@ class MlflowTracker:
 
     def close(self, state: str, ended: float) -> None:
         self._client.set_terminated(self._id, _STATES[state], round(ended * 1000))
+
+
+def _lacks_its_database() -> bool:
+    """Since MLflow 3.7 it keeps runs in SQLite where no address is given, and mlflow-skinny comes without SQLAlchemy."""
+    release = tuple(map(int, importlib.metadata.version("mlflow-skinny").split(".")[:2]))
+    return release >= (3, 7) and importlib.util.find_spec("sqlalchemy") is None
 
 
 def _values(given: Mapping[str, Any]) -> dict[str, str]:

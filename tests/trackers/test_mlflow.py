@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 
 import pytest
 
 from jupyter_torchdist.protocol.errors import OptionError
 from jupyter_torchdist.store import tracking
+from jupyter_torchdist.trackers.mlflow import MlflowTracker
 from jupyter_torchdist.verbs import parse
 from jupyter_torchdist.verbs.perform import perform
 from tests.leaks import wait_until
@@ -167,3 +169,16 @@ def test_a_job_whose_files_are_removed_ends_its_tracker(
     assert process is not None and process.alive()
     list(perform(parse.parse(f"rm {job.id}", "torchdist")))
     assert wait_until(lambda: not process.alive(), 30) and not job.paths.root.exists()
+
+
+def test_without_a_server_and_without_a_database_it_is_refused_before_the_launch(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with the extra alone: MLflow's client has no database."""
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.setitem(sys.modules, "sqlalchemy", None)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(OptionError, match="MLFLOW_TRACKING_URI names no server, and MLflow's own database needs"):
+        start("--ranks 1 --track mlflow")
+    (tmp_path / "mlruns").mkdir()  # an older MLflow's files, which it goes on with
+    MlflowTracker().check({})

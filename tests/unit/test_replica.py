@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from jupyter_torchdist.node.shipping.replica import Incoming, prepare, replica, replica_blobs, trust_replica
+from jupyter_torchdist.node.shipping.replica import Incoming, continued, prepare, replica, replica_blobs, trust_replica
 from jupyter_torchdist.protocol import codec
 from jupyter_torchdist.protocol.bundle import Blob, Manifest
+from jupyter_torchdist.protocol.eventreader import reader_of
+from jupyter_torchdist.protocol.events import Event
 
 DATA = b"0123456789" * 1000
 DIGEST = hashlib.sha256(DATA).hexdigest()
@@ -19,6 +21,23 @@ DIGEST = hashlib.sha256(DATA).hexdigest()
 def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("TORCHDIST_SCRATCH", str(tmp_path / "scratch"))
     return tmp_path / "scratch"
+
+
+def test_a_node_that_knows_nothing_of_an_earlier_attempt_goes_on_after_it(scratch: Path) -> None:
+    paths = replica(scratch, "job")
+    files = paths.node("node0")
+    files.root.mkdir()
+    files.err(0).write_text("longer than there")
+    has = {"nodes/node0/rank-00000.events": 100, "nodes/node0/rank-00000.err": 3}
+    replaced = {"nodes/node0/rank-00000.recorder": 50, "results/0.result": 7, "work/node1/table.csv": 9}
+    assert continued(paths, "node0", {**has, **replaced}) == has, "what is replaced is sent from its beginning"
+    with files.rank_events(0).open("ab") as events:
+        assert events.tell() == 100
+        events.write(Event("rank.ready", 1.0, rank=0).to_line())
+    reader = reader_of(files, [0], "rank-00000.events")
+    assert reader is not None and [event.kind for event in reader.read()] == ["rank.ready"]
+    assert files.err(0).read_text() == "longer than there"
+    assert not files.out(0).exists()
 
 
 def test_a_blob_in_pieces(scratch: Path) -> None:

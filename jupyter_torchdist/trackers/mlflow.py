@@ -39,8 +39,8 @@ class MlflowTracker:
         needs("mlflow", "mlflow")
         if not environ.get("MLFLOW_TRACKING_URI") and not os.path.isdir("mlruns") and _lacks_its_database():
             raise OptionError(
-                "--track mlflow: MLFLOW_TRACKING_URI names no server, and MLflow's own database needs sqlalchemy, which "
-                "is not installed",
+                "--track mlflow: MLFLOW_TRACKING_URI names no server, and MLflow's own database needs the package "
+                "sqlalchemy, which is not installed",
                 "set MLFLOW_TRACKING_URI=http://HOST:PORT, or run in a terminal: pip install mlflow",
             )
 
@@ -106,7 +106,7 @@ class MlflowTracker:
 
 
 def _lacks_its_database() -> bool:
-    """Since MLflow 3.7 it keeps runs in SQLite where no address is given, and mlflow-skinny comes without SQLAlchemy."""
+    """Since MLflow 3.7 runs are in SQLite where no address is given, and mlflow-skinny comes without SQLAlchemy."""
     release = tuple(map(int, importlib.metadata.version("mlflow-skinny").split(".")[:2]))
     return release >= (3, 7) and importlib.util.find_spec("sqlalchemy") is None
 

@@ -30,6 +30,20 @@ SAVE = SLEEP.replace(
     "signal.signal(signal.SIGTERM, save)",
 )
 
+AGAIN = (
+    MEET
+    + """
+import os, signal, sys, time
+started_again = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+print("start", started_again, flush=True)
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+while not started_again:
+    time.sleep(0.05)
+started_again
+"""
+)
+"""It ends when it was started again, and not before. Its value says how often."""
+
 
 def asleep(job: Job) -> bool:
     """Whether each rank is (``SLEEP``)."""

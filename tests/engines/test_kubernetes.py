@@ -12,7 +12,7 @@ from jupyter_torchdist.client import Job
 from jupyter_torchdist.client.drivers import DriverPool
 from tests.cluster.cells import MEET, PATIENCE, SLEEP, kill_driver
 from tests.cluster.cells import start as started
-from tests.engines.jobs import COUNT, SAVE, asleep, said
+from tests.engines.jobs import AGAIN, COUNT, SAVE, asleep, said
 from tests.engines.kubernetes_api import TOKEN, KubernetesApi
 from tests.engines.kubernetes_pods import IMAGE
 from tests.leaks import wait_until
@@ -129,6 +129,18 @@ def test_a_container_that_is_killed_ends_the_job_with_its_pod(
     kubernetes.pod(1).end(signal.SIGKILL)
     assert job.wait(PATIENCE).state == "lost"
     assert f"pod {name} on node1 has failed: Error, exit code " in job.state.reason
+
+
+@pytest.mark.soak
+def test_a_pod_that_is_lost_is_followed_by_a_new_job(kubernetes_pool: DriverPool, kubernetes: KubernetesApi) -> None:
+    job = start(kubernetes_pool, AGAIN, "--ranks 2 --restarts 1 --grace 1s")
+    assert wait_until(lambda: job.logs(stream="out").count("start 0") == 2, PATIENCE), job.state
+    name = kubernetes.pod(1).name
+    kubernetes.pod(1).end(signal.SIGKILL)
+    assert job.wait(2 * PATIENCE).state == "succeeded", job.state.reason
+    assert job.value == 1
+    assert any(f"pod {name} on node1 has failed" in note for note in job.state.notes), job.state.notes
+    assert f"rank 1 on torchdist-{job.id}-2-1" in job.logs(1)
 
 
 @pytest.mark.soak

@@ -14,7 +14,7 @@ from jupyter_torchdist.client.drivers import DriverPool
 from jupyter_torchdist.store import catalog
 from tests.cluster.cells import MEET, PATIENCE, PYTHON, SLEEP, kill_driver
 from tests.cluster.cells import start as started
-from tests.engines.jobs import SAVE, asleep
+from tests.engines.jobs import AGAIN, SAVE, asleep
 from tests.engines.slurm import Slurm
 from tests.integration.test_gallery import execute
 from tests.leaks import wait_until
@@ -144,20 +144,6 @@ def test_before_the_time_limit_the_ranks_can_save(pool: DriverPool, slurm: Slurm
     assert job.wait(PATIENCE).state == "timed_out"
     assert job.state.reason == "the time limit of Slurm: -O time=TIME asks for more"
     assert job.logs(stream="out").count("saved") == 2
-
-
-AGAIN = (
-    MEET
-    + """
-import os, signal, sys, time
-started_again = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
-print("start", started_again, flush=True)
-signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-while not started_again:
-    time.sleep(0.05)
-started_again
-"""
-)
 
 
 def test_a_job_whose_nodes_are_taken_waits_for_others(pool: DriverPool, slurm: Slurm) -> None:

@@ -94,12 +94,13 @@ class NamespacePickler(Pickler):
                 self.missing.setdefault(name, f"{place}, line {line})")
             if self._wanted.takes(name) and name not in self.found:
                 yield self._entering(name, f"{place}, line {line})")
-        if names := codes.spoken(references):
-            dynamic = codes.BY_TEXT & references.loads.keys()
-            for name in sorted((names | self._wanted.texts if dynamic else names) & self._wanted.namespace.keys()):
-                if self._wanted.takes(name) and name not in self.found:
-                    self.soft.add(name)
-                    yield self._entering(name, f"a text that {place}) may read")
+        names = codes.spoken(references)
+        if codes.BY_TEXT & references.loads.keys():
+            names |= self._wanted.texts
+        for name in sorted(names & self._wanted.namespace.keys()):
+            if self._wanted.takes(name) and name not in self.found:
+                self.soft.add(name)
+                yield self._entering(name, f"a text that {place}) may read")
 
     def _entering(self, name: str, user: str) -> tuple[Enter, Any, Leave]:
         self.found[name] = user

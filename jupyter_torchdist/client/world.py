@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from importlib.machinery import ExtensionFileLoader
 from pathlib import Path
 
 from ..protocol.errors import OptionError
@@ -46,8 +47,15 @@ def chosen_variables(options: Options) -> dict[str, str]:
 
 
 def sys_path(cwd: Path) -> list[str]:
-    """``sys.path`` with absolute entries only, because ranks may change their directory."""
-    return [str(cwd / entry) for entry in sys.path]
+    """``sys.path`` with absolute entries only, because ranks may change their directory. At its end, the directories
+    of extension modules outside of all entries: of ``%%cython``, or of PyTorch's ``load_inline``."""
+    entries = [str(cwd / entry) for entry in sys.path]
+    specs = (getattr(module, "__spec__", None) for name, module in list(sys.modules.items()) if "." not in name)
+    built = [str(spec.origin) for spec in specs if spec is not None and isinstance(spec.loader, ExtensionFileLoader)]
+    outside = (
+        os.path.dirname(file) for file in built if not file.startswith(tuple(f"{one}{os.sep}" for one in entries))
+    )
+    return [*entries, *dict.fromkeys(outside)]
 
 
 def umask() -> int:

@@ -8,12 +8,21 @@ from typing import Any
 
 _LIBRARY = "its operators belong to this process; use custom_op, or register them in a module beside the notebook"
 
+_SHARED = "it connects this process with processes that it starts; a multiprocessing.Manager() reaches ranks, too"
+
 _WORDS: tuple[tuple[str, str, str], ...] = (
     ("asyncio.events", "AbstractEventLoop", "a running event loop belongs to this process"),
     ("asyncio", "Future", "a task or future belongs to this process's event loop"),
     ("threading", "Thread", "a thread cannot leave its process"),
     ("subprocess", "Popen", "a process handle is only valid in the process that started it"),
     ("multiprocessing.process", "BaseProcess", "a process handle is only valid in the process that started it"),
+    ("multiprocessing.synchronize", "SemLock", _SHARED),
+    ("multiprocessing.queues", "Queue", _SHARED),
+    ("multiprocessing.queues", "SimpleQueue", _SHARED),
+    ("multiprocessing.sharedctypes", "SynchronizedBase", _SHARED),
+    ("multiprocessing.synchronize", "Event", _SHARED),
+    ("multiprocessing.synchronize", "Condition", _SHARED),
+    ("multiprocessing.connection", "Connection", _SHARED),
     ("concurrent.futures", "Executor", "a pool of workers belongs to this process"),
     ("socket", "socket", "a socket is a connection of this process"),
     ("sqlite3", "Connection", "a database connection belongs to this process"),

@@ -194,7 +194,7 @@ class AutomaticTraining(Training):
 
     def _call(self, original: Callable[..., Any], module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
         self._lent.keep()
-        if not self._sharded:
+        if not self._sharded or in_backward():  # FSDP uses what it has gathered until a backward ends
             return self._outermost(original, module, *args, **kwargs)
         with self._loops.aside():
             self._work.gathered.begin_forward()

@@ -75,6 +75,7 @@ APART: dict[tuple[str, str], Expectation] = {
     ("batch_norm_copies", "fsdp"): Refused("copy.deepcopy of Sequential, which is sharded"),
     ("checkpoint_around_models", "fsdp"): Refused("checkpoint is applied to the whole Sequential"),
     ("ema", "fsdp"): Refused("copy.deepcopy of Sequential, which is sharded"),
+    ("gradients_by_autograd", "fsdp"): Refused("used outside of the forward of the module it belongs to"),
     ("lbfgs", "ddp"): Equal(1e-3),  # a search along a line takes the last digits further
     ("lbfgs", "fsdp"): Refused("LBFGS cannot train parameters that fsdp or tp has sharded"),
     ("new_head", "fsdp"): Refused("2.weight, 2.bias came into the Sequential after it had been divided"),

@@ -32,6 +32,7 @@ MORE = frozenset(
         "compiled", "custom_autograd", "detection_lists", "diffusion", "distillation", "distributions",
         "double_precision", "dqn", "early_stopping", "embedding_bag", "encode_decode", "force_field", "forward_hooks",
         "gpt_untied", "grad_norm_logging", "hidden_gradients", "hugging_face", "hugging_face_families",
+        "gradients_by_autograd",
         "ignore_index", "in_place_outputs", "info_nce", "is_main_prints", "load_balancing", "loader_workers",
         "lookahead", "pruned", "sharpness", "speech",
         "loss_inside_model", "maml", "manual_update", "mask_of_batch_size", "model_zoo", "new_head",

@@ -7,6 +7,7 @@ import resource
 import sys
 import types
 from dataclasses import replace
+from importlib.machinery import ExtensionFileLoader, ModuleSpec
 from pathlib import Path
 
 import pytest
@@ -31,10 +32,20 @@ def test_the_world_is_this_process_with_what_env_adds(monkeypatch: pytest.Monkey
     here = world.world_here(Options(ranks=2, env=("NEW=1=2", "OF_THE_NOTEBOOK")), Path("/the/cwd"))
     assert World.from_json(codec.loads(codec.dumps(here.to_json()))) == here
     assert here.environ == {**os.environ, "NEW": "1=2"}
-    assert here.sys_path == ("/the/cwd", "/the/cwd/relative", "/absolute", "/some.zip")
+    assert here.sys_path[:4] == ("/the/cwd", "/the/cwd/relative", "/absolute", "/some.zip")
     assert here.python == sys.executable
     assert here.rlimits["RLIMIT_NOFILE"] == resource.getrlimit(resource.RLIMIT_NOFILE)
     assert "NEW" not in os.environ
+
+
+def test_extension_modules_that_sys_path_does_not_lead_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    for file in ("/cache/magic.so", "/site/sklearn/utility.so"):
+        module = types.ModuleType(Path(file).stem)
+        module.__spec__ = ModuleSpec(module.__name__, ExtensionFileLoader(module.__name__, file), origin=file)
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    before = sys.path[:]
+    monkeypatch.setattr(sys, "path", [*before, "/site"])
+    assert world.sys_path(Path("/the/cwd"))[len(before) :] == ["/site", "/cache"]
 
 
 def test_libraries_that_a_warm_process_may_import(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -90,7 +90,7 @@ def test_without_slurm_the_missing_commands_are_named(tmp_path: Path, monkeypatc
     with pytest.raises(LaunchError) as caught:
         planned("--ranks 2")
     assert "there is no sbatch, squeue, scancel, scontrol here" in caught.value.message
-    assert "run the notebook on a login node" in caught.value.hint
+    assert "-O login=HOST names a login node that ssh reaches; or run the notebook there" in caught.value.hint
 
 
 @pytest.mark.soak  # Slurm tries for 9 seconds

@@ -56,7 +56,7 @@ test-unit: $(READY)
 	$(call told,unit,$(PYTEST) tests/unit)
 
 test-ranks: $(READY)
-	$(PYTEST) -m "not soak and not strategies" tests/integration
+	$(PYTEST) -m "not soak and not strategies" tests/integration tests/strategies/test_advices.py
 
 # Cells run plainly and on ranks.
 test-differential: WORKERS = 0

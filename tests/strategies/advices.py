@@ -1,5 +1,7 @@
 """Refused cells, each with a remedy that its refusal names: an option, another strategy, or an edit of the cell."""
 
+# ruff: noqa: E501
+
 from __future__ import annotations
 
 import re
@@ -129,6 +131,39 @@ class Net(nn.Module):
 """
 TOKENS = "torch.randint(11, (8, 6))"
 ODD = "torch.randint(11, (8, 5))"
+
+OWN_NORM = """
+class OwnNorm(nn.BatchNorm1d):
+    def forward(self, x):
+        return super().forward(x)
+"""
+ENCODER = "nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True), 2)"
+REENTRANT = """
+from torch.utils.checkpoint import checkpoint
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.middle, self.last = nn.Linear(6, 12), nn.Linear(12, 12), nn.Linear(12, 2)
+    def forward(self, x):
+        return self.last(checkpoint(self.middle, torch.tanh(self.first(x)), use_reentrant=True))
+"""
+PREPARED = """
+import torch
+import jupyter_torchdist as td
+from torch import nn
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(6, 12), nn.Tanh(), nn.Linear(12, 2))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+losses = []
+td.prepare(GIVEN)
+for step in range(4):
+    x, y = torch.randn(8, 6), torch.randn(8, 2)
+    loss = nn.functional.mse_loss(model(x), y)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    losses.append(loss.item())
+"""
 
 ADVICES = [
     Advice(
@@ -440,11 +475,11 @@ ADVICES = [
         "cp_no_attention",
         training(
             "Net()",
-            before=BLOCKS.replace("F.scaled_dot_product_attention(q, k, v)", "torch.softmax(q @ k.mT, -1) @ v"),
+            before=BLOCKS.replace("F.scaled_dot_product_attention(q, k, v)", "(torch.softmax(q @ k.mT, -1) @ v)"),
             x=TOKENS,
         ),
         *("cp", "computes no F.scaled_dot_product_attention", "use F.scaled_dot_product_attention in the blocks"),
-        edits=(("torch.softmax(q @ k.mT, -1) @ v", "F.scaled_dot_product_attention(q, k, v, scale=1.0)"),),
+        edits=(("(torch.softmax(q @ k.mT, -1) @ v)", "F.scaled_dot_product_attention(q, k, v, scale=1.0)"),),
     ),
     # pp
     Advice(
@@ -479,7 +514,7 @@ ADVICES = [
             ),
             "pp",
         ),
-        *("", "--strategy ddp or fsdp", "fsdp"),
+        *("the cell reads the gradient of a parameter of another pipeline stage", "--strategy ddp or fsdp", "fsdp"),
     ),
     Advice(
         *(
@@ -492,8 +527,8 @@ ADVICES = [
         ),
     ),
     Advice(
-        *("pp_branch", training("Net()", before=net("h = h * 2 if h.sum() > 0 else h")), "pp", "", "another strategy"),
-        then="ddp",
+        *("pp_branch", training("Net()", before=net("h = h * 2 if h.sum() > 0 else h")), "pp"),
+        *("branches on the values of its tensors", "another strategy", "ddp"),
         option=("model=whole",),
     ),
     Advice(
@@ -503,7 +538,7 @@ ADVICES = [
         option=("schedule=gpipe",),
     ),
     Advice(
-        *("pp_balance", training(MLP), "pp", "stages of", "which add up to the blocks"),
+        *("pp_balance", training(MLP), "pp", "balance=", "which add up to the blocks"),
         given={"option": ("balance=1,1",)},
         option=("balance=1,2",),
     ),
@@ -512,10 +547,187 @@ ADVICES = [
         told="leave --activation-checkpointing out",
         given={"activation_checkpointing": True},
     ),
+    # options that contradict the strategy
+    *[
+        Advice(name, training(MLP), "pp", words, told, given=given)
+        for name, words, told, given in (
+            (
+                "pp_activations",
+                "--activation-checkpointing and a pipeline do not go together",
+                "leave it out",
+                {"activation_checkpointing": True},
+            ),
+            ("pp_compile", "--compile and a pipeline do not go together", "leave one of them out", {"compile": True}),
+        )
+    ],
+    Advice(
+        *("pp_accumulation", training(MLP), "pp", "--grad-accumulation and a pipeline", "use -O microbatches"),
+        given={"grad_accumulation": 2},
+        option=("microbatches=2",),
+    ),
+    Advice(
+        *("accumulation_grad", cell("gradients_by_autograd"), "ddp", "computes gradients in backward() alone"),
+        told="leave --grad-accumulation out",
+        given={"grad_accumulation": 2},
+    ),
+    Advice(
+        "pp_group",
+        training(MLP)
+        .replace(
+            "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)",
+            "optimizer = torch.optim.SGD(model[:2].parameters(), lr=0.1)",
+        )
+        .replace(
+            "    losses.append",
+            "    if step == 1:\n        optimizer.add_param_group({'params': model[2:].parameters()})\n    losses.append",
+        ),
+        *("pp", "is already cut into stages, and an optimizer or a parameter group was added after that"),
+        *("--strategy ddp or fsdp", "ddp"),
+    ),
+    Advice(
+        "different_models",
+        training(
+            "nn.Sequential(nn.Linear(6, width), nn.Tanh(), nn.Linear(width, 2))",
+            before="import os\nwidth = 4 + os.getpid() % 1000",
+        ).replace("losses = []", "losses = []\ntorch.manual_seed(1)"),
+        *("ddp", "the ranks built different models", "must not depend on the rank"),
+        edits=(("4 + os.getpid() % 1000", "12"),),
+    ),
+    Advice(
+        *(
+            "own_norm",
+            training("nn.Sequential(nn.Linear(6, 12), OwnNorm(12), nn.Linear(12, 2))", before=OWN_NORM),
+            "ddp",
+        ),
+        *("is batch normalisation with its own forward", "use a class of torch.nn"),
+        edits=(("OwnNorm(12)", "nn.BatchNorm1d(12)"),),
+    ),
+    Advice(
+        *(
+            "zero1_state",
+            training(MLP, then="state = optimizer.state_dict()").replace("lr=0.1", "lr=0.1, momentum=0.9"),
+            "ddp",
+        ),
+        *("whose state zero1 divides among the ranks would be a part of it", "leave -O zero1 out"),
+        given={"option": ("zero1=1",)},
+    ),
+    Advice(
+        *("save_whole", training(MLP, before="import io", then="torch.save(model, io.BytesIO())"), "fsdp"),
+        *("which is divided among ranks", "save model.state_dict()"),
+        edits=(("torch.save(model, ", "torch.save(model.state_dict(), "),),
+    ),
+    Advice(
+        *(
+            "save_stages",
+            training(MLP, before="import io", then="torch.save(list(model.parameters()), io.BytesIO())"),
+            "pp",
+        ),
+        *("torch.save of parameters of other pipeline stages", "save model.state_dict()"),
+        edits=(("torch.save(list(model.parameters()), ", "torch.save(model.state_dict(), "),),
+    ),
+    Advice(
+        *("tp_attention", training(ENCODER, "F.mse_loss(model(x).mean(1)[:, :2], y)", x="torch.randn(8, 6, 8)"), "tp"),
+        *("whose projections are one parameter that tp cannot split", "or fsdp", "fsdp"),
+    ),
+    Advice(
+        *("cp_attention", training(ENCODER, "F.mse_loss(model(x).mean(1)[:, :2], y)", x="torch.randn(8, 6, 8)"), "cp"),
+        *("checks its masks against the tokens that it is given", "--strategy fsdp", "fsdp"),
+    ),
+    Advice(
+        *("tp_style", training("Net()", before=BLOCKS, x=TOKENS), "tp", "colwise splits a", "name the linear layers"),
+        given={"option": ("tp_plan=layers.*.norm:colwise",)},
+        option=("tp_plan=layers.*.up:colwise,layers.*.down:rowwise",),
+    ),
+    Advice(
+        *(
+            "sequence_without_blocks",
+            training(MLP),
+            "tp",
+            "sequence_parallel divides what is between the layers of repeated",
+        ),
+        told="leave sequence_parallel out",
+        given={"option": ("sequence_parallel=1", "tp_plan=0:colwise,2:rowwise")},
+        option=("tp_plan=0:colwise,2:rowwise",),
+    ),
+    Advice(
+        "pp_reentrant",
+        training("Net()", before=REENTRANT),
+        *("pp", "with use_reentrant=True, which keeps no graph", "use_reentrant=False"),
+        edits=(("use_reentrant=True", "use_reentrant=False"),),
+    ),
+    Advice(
+        "pp_state",
+        training(MLP)
+        .replace("lr=0.1", "lr=0.1, momentum=0.9")
+        .replace(
+            "    losses.append",
+            "    norm = sum(float(one['momentum_buffer'].norm()) for one in optimizer.state.values())\n    losses.append",
+        ),
+        *("pp", "the cell reads an optimizer's state", "--strategy ddp or fsdp", "fsdp"),
+    ),
+    Advice(
+        *(
+            "pp_few_layers",
+            training("nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 2))"),
+            "pp",
+            "stages are more than the",
+        ),
+        told="a model of more blocks",
+        given={"option": ("schedule=zbv", "microbatches=4")},
+        instead={"option": ("schedule=zbv", "microbatches=4")},
+        edits=(("nn.Linear(6, 6), ", "nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 6), "),),
+    ),
+    Advice(
+        *(
+            "pp_changed",
+            training(MLP).replace(
+                "    loss.backward()",
+                "    with torch.no_grad():\n        model[0].weight.mul_(0.9)\n    loss.backward()",
+            ),
+            "pp",
+        ),
+        *("changed between its forward and backward()", "-O schedule=gpipe"),
+        given={"option": ("schedule=1f1b", "microbatches=4")},
+        option=("schedule=gpipe",),
+    ),
+    # td.prepare
+    *[
+        Advice(
+            name,
+            PREPARED.replace("GIVEN", given),
+            "ddp",
+            words,
+            told,
+            edits=((f"prepare({given})", f"prepare({right})"),),
+        )
+        for name, given, right, words, told in (
+            ("prepared_twice", "model, model, optimizer", "model, optimizer", "is prepared already", "once"),
+            ("prepared_list", "[model], optimizer", "model, optimizer", "and was given", "leave it out"),
+            (
+                "prepared_loss",
+                "model, nn.MSELoss(), optimizer",
+                "model, optimizer",
+                "has no parameters",
+                "needs no preparing",
+            ),
+            ("prepared_optimizer", "optimizer", "model, optimizer", "in no prepared model", "prepare the model"),
+            (
+                "prepared_part",
+                "model, model[0], optimizer",
+                "model, optimizer",
+                "shares parameters with",
+                "the outer one",
+            ),
+        )
+    ],
 ]
 
-ALWAYS = ("new_head", "backward_hook", "sorted_order", "tp_nothing", "pp_norm")
-"""Those that do not need ``make soak``."""
+ALWAYS = ("new_head", "sorted_order", "tp_nothing")
+"""Those that run in ``make test``, and not only in ``make soak``."""
+
+
+SHOWN_OTHERWISE = frozenset({"cp_length", "pp_schedule", "tp_style"})
+"""Their words are in the message, and are placeholders in the docs."""
 
 
 def rows() -> list[tuple[str, str]]:

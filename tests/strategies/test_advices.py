@@ -6,15 +6,15 @@ import pytest
 
 from jupyter_torchdist.protocol.spec import Options
 
-from .advices import ADVICES, ALWAYS, Advice
+from .advices import ADVICES, ALWAYS, SHOWN_OTHERWISE, Advice, rows
 from .running import run_alone, run_cell
 from .traces import differences, trace
 
-pytestmark = pytest.mark.strategies
+HEAVY = (pytest.mark.soak, pytest.mark.strategies)
 
 
 @pytest.mark.parametrize(
-    "advice", [pytest.param(one, id=one.name, marks=() if one.name in ALWAYS else pytest.mark.soak) for one in ADVICES]
+    "advice", [pytest.param(one, id=one.name, marks=() if one.name in ALWAYS else HEAVY) for one in ADVICES]
 )
 def test_the_remedy_gives_what_one_device_gives(advice: Advice) -> None:
     refused = run_cell(advice.text, Options(ranks=advice.ranks, strategy=advice.strategy, **advice.given))
@@ -26,3 +26,9 @@ def test_the_remedy_gives_what_one_device_gives(advice: Advice) -> None:
     wanted = run_alone({"it": advice.remedied})["it"]
     off = differences(trace(outcome.names, outcome.printed), wanted, advice.tolerance)
     assert not off, "\n".join(sorted(off)[:12])
+
+
+def test_each_row_is_of_a_message_in_the_docs() -> None:
+    """A message that is changed needs its row here changed, too."""
+    pages = [message for message, _ in rows()]
+    assert {one.name for one in ADVICES if not any(one.words in message for message in pages)} == SHOWN_OTHERWISE

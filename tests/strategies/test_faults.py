@@ -25,7 +25,8 @@ def check_as_alone(outcome: Outcome, cell: str) -> None:
     assert outcome.error is None, f"{outcome.error!r}\n{outcome.printed}\n{outcome.errors}"
     wanted, found = run_alone({cell: text_of(cell)})[cell], trace(outcome.names, outcome.printed)
     how = expected(cell, "ddp")
-    off = differences(found, wanted, SAME.tolerance, how.leave_out if isinstance(how, Equal) else ())
+    equal = how if isinstance(how, Equal) else SAME
+    off = differences(found, wanted, equal.tolerance, equal.leave_out)
     assert not off, "\n".join(sorted(off)[:12])
 
 

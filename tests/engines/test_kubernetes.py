@@ -42,7 +42,7 @@ def test_ranks_of_two_pods_give_values_and_lines_beyond_the_end_of_a_driver(
 
 LOGIN = """\
 #!/bin/sh
-echo asked >>asked
+echo "asked for $WHO" >>asked
 echo '{"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential",
   "status": {"token": "%s", "expirationTimestamp": "2026-01-01T00:00:00Z"}}'
 """
@@ -51,7 +51,7 @@ echo '{"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential"
 def test_the_users_file_is_beside_the_notebook_and_has_a_program_that_logs_in(
     kubernetes_pool: DriverPool, kubernetes: KubernetesApi, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """As with clouds: the token is soon too old, so the program is asked again. The variable is set after the start."""
+    """As with clouds: the token is soon too old, so the program is asked again. Variables are set after the start."""
     kubernetes_pool.warm()
     (tmp_path / "login").write_text(LOGIN % TOKEN)
     (tmp_path / "login").chmod(0o755)
@@ -64,10 +64,12 @@ def test_the_users_file_is_beside_the_notebook_and_has_a_program_that_logs_in(
         kubernetes.config.write_text(config)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("KUBECONFIG", "kubeconfig")
+    monkeypatch.setenv("WHO", "me")
     job = start(kubernetes_pool, MEET)
     monkeypatch.delenv("KUBECONFIG")
     assert job.wait(PATIENCE).state == "succeeded", job.state.reason
-    assert (tmp_path / "asked").read_text().count("asked") > 5
+    asked = (tmp_path / "asked").read_text().splitlines()
+    assert len(asked) > 5 and set(asked) == {"asked for me"}, "the driver has the notebook's variables of now"
 
 
 @pytest.mark.soak

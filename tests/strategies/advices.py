@@ -679,6 +679,27 @@ ADVICES = [
     ),
     Advice(
         *(
+            "pp_one_stage",
+            training("nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 2))"),
+            "pp",
+            "stages are more than the",
+        ),
+        told="a schedule with one stage a rank",
+        given={"option": ("schedule=zbv", "microbatches=4")},
+        option=("schedule=gpipe",),
+    ),
+    Advice(
+        *(
+            "pp_one_layer",
+            cell("checkpoint_within_forward"),
+            "pp",
+            "stages are more than the",
+            "--strategy ddp or fsdp",
+            "ddp",
+        ),
+    ),
+    Advice(
+        *(
             "pp_changed",
             training(MLP).replace(
                 "    loss.backward()",

@@ -204,7 +204,10 @@ def assigned(units: Units, costs: Sequence[Cost], stages: int, balance: str | tu
     if len(costs) < stages:
         raise StrategyError(
             f"{stages} stages are more than the {len(costs)} layers of the model that can be cut apart",
-            f"use -O pp={len(costs)} or fewer, or a model of more blocks",
+            f"use a schedule with one stage a rank (gpipe, 1f1b), at most {len(costs)} ranks along pp, or a model of "
+            "more blocks"
+            if len(costs) > 1
+            else "use --strategy ddp or fsdp, or a model of more blocks",
         )
     if isinstance(balance, tuple):
         return _by_numbers(units, costs, stages, balance)

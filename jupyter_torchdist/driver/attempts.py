@@ -17,7 +17,7 @@ from ..protocol.wire.again import Again as Begun
 from ..protocol.wire.again import in_vain, last_step
 from ..protocol.world import World
 from ..store.files import publish_json
-from .policy import Again, AttemptStatus, Finish
+from .policy import Again, AttemptStatus, Finish, follows
 
 
 def next_attempt(
@@ -51,6 +51,14 @@ def _published(paths: JobPaths, plan: Plan) -> Plan:
 def of_next(standing: AttemptStatus) -> AttemptStatus:
     """The status of the attempt after one with ``standing``. What clients asked for holds."""
     return AttemptStatus(interrupts=standing.interrupts, kill=standing.kill, terminate=standing.terminate)
+
+
+def unexplained(state: JobState, end: Finish) -> bool:
+    """Whether the attempt failed without an exception of user code: no rank failed, one was killed, or lost others."""
+    if end.state != "failed" or end.first_failure is None:
+        return end.state == "failed"
+    rank = state.ranks[end.first_failure]
+    return rank.error is None or follows(rank)
 
 
 def _fault(state: JobState, end: Finish) -> str:

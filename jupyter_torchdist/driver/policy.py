@@ -269,10 +269,10 @@ def failures(state: JobState) -> list[RankState]:
 
     A rank whose peer died fails too, with a broken connection, and may report its failure first.
     """
-    return sorted(state.failures(), key=_follows)
+    return sorted(state.failures(), key=follows)
 
 
-def _follows(rank: RankState) -> bool:
+def follows(rank: RankState) -> bool:
     """Whether the rank failed because another one was gone."""
     return bool(rank.error and _CONSEQUENCES.search(rank.error.message))
 
@@ -292,7 +292,7 @@ def finish(plan: Plan, state: JobState, standing: AttemptStatus) -> Finish:
         return Finish("timed_out", standing.expired, None)
     if standing.timed_out and not failed_first:
         return Finish("timed_out", f"ran longer than --timeout {plan.timeout:g}s", None)
-    if standing.missed and all(map(_follows, failed)):
+    if standing.missed and all(map(follows, failed)):
         return _missed(plan, standing)
     if standing.lost:
         gone = ", ".join(node.called for node in plan.nodes if node.name in standing.lost)

@@ -272,7 +272,7 @@ class Driver:
         elif end.state == "lost" and self._engine.ended:
             end = replace(end, reason=f"the launcher ended it: {self._engine.state.reason or 'no reason is known'}")
         reason = end.reason
-        if end.state == "failed" and end.first_failure is None:
+        if attempts.unexplained(self._state, end):
             reason += "\n" + findings.of_nodes(self._paths, self._plan, self._state, self._errors)
         causes = end.findings or (findings.of(self._paths, self._plan, self._state) if end.state == "failed" else [])
         for came in filter(None, [link.came() for link in self._links]):

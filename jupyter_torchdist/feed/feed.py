@@ -238,7 +238,8 @@ class Feed:
         return said
 
     def _hello(self) -> Message:
-        state = self._states.state
+        with contextlib.suppress(TorchDistError):  # else the plan from before
+            self._plan = jobdir.read_plan(self._paths)
         receipt, notes = self._bundle()
         self._logs = segments.find(self._paths)
         hello: Hello = {
@@ -250,7 +251,7 @@ class Feed:
             "receipt": receipt,
             "notes": notes,
             "command": command(self._spec),
-            "state": state.to_json(),
+            "state": self._states.state.to_json(),
             "sizes": {name: log.size() for name, log in self._logs.items()},
         }
         return self._say("hello", **hello)
@@ -266,11 +267,11 @@ class Feed:
             events, anew = self._states.poll()
         except TorchDistError:  # the journal cannot be read now
             return []
-        if anew:
+        again = any(event["kind"] == "job.starting" and event.get("attempt", 1) > 1 for event in events)
+        if anew or again:  # another attempt has another plan
             self._tokens -= 1.0
             return [self._hello()]
-        told: Events = {"events": events}
-        return self._unasked("events", **told) if events else []
+        return self._unasked("events", **Events(events=events)) if events else []
 
     def _status_now(self, now: float) -> list[Message]:
         if now - self._told < STATUS_PERIOD:

@@ -29,7 +29,7 @@ from ..protocol.process import ProcessId, children, job_token_of, session_of
 from ..protocol.wire import messages
 from ..protocol.wire.channel import Channel
 from ..protocol.wire.connect import peer_uid
-from .adopting import adopted, left_by_another
+from .adopting import adopted, killed, left_by_another
 from .again import Renewals
 from .file_watch import Changes
 from .gauges import GaugeWatch
@@ -144,7 +144,7 @@ class Agent:
             self._reap()
             self._look_for_an_end(now)
         for name, job in list(self._jobs.items()):
-            if job.poll(now, partial(self._strays, job)):
+            if job.poll(now, partial(self._strays, job), killed(job) if self._stop else ""):
                 self._changed = now
             self._ship(name, job, now)
         self._gauges.turn(self._jobs, now)

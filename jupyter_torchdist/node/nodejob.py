@@ -147,10 +147,10 @@ class NodeJob:
 
     # -- looking
 
-    def poll(self, now: float, strays: Callable[[], Sequence[ProcessId]] = tuple) -> bool:
+    def poll(self, now: float, strays: Callable[[], Sequence[ProcessId]] = tuple, why: str = "") -> bool:
         """Read new events of launcher and ranks, and continue ending the job. Returns whether anything changed.
 
-        ``strays`` finds processes that belong to this job only by their parent: they end with the job.
+        ``strays`` finds processes that only their parent shows to be the job's. ``why`` the launcher is gone, if it is.
         """
         if self.state == "ended":
             return False
@@ -162,7 +162,7 @@ class NodeJob:
         if self.going and self.launcher is not None and not self.launcher.alive():
             self._read_launcher()
             self._read_ranks()
-            self.end(0.3, now)
+            self.end(0.3, now, why)
         if self.state == "ending":
             self._go_on_ending(now, strays)
             return True

@@ -9,7 +9,8 @@ A *segment* is a piece of one file: ``{file, start, end, t, text}``: bytes ``sta
 feed says  with (each message has ``n``, counting from 1 on this connection)
 =========  ================================================================================================
 hello      version, now, job, spec, plan, receipt [Captured], notes [text], command (what one types to run it again
-           in a shell), state (``JobState``, at ``state.seq``), sizes {file: bytes}
+           in a shell), state (``JobState``, at ``state.seq``), sizes {file: bytes}; again when another attempt
+           begins, which may have another plan
 events     events [Event as in the journal]: what happened after ``state.seq``
 lines      segments, in order of time; a ``start`` beyond the last ``end`` of that file: lines were passed over. A
            line whose end is not written yet comes after 0.25 s; that file's next segment goes on with it

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -13,10 +14,12 @@ import pytest
 
 from jupyter_torchdist.client import Job
 from jupyter_torchdist.client.drivers import DriverPool
+from jupyter_torchdist.launchers.ssh import launcher
 from jupyter_torchdist.node.unattended.neighbours import BEAT_SECONDS, PATIENCE_SECONDS
 from jupyter_torchdist.protocol.process import job_token_of
 from tests.cluster.cells import MEET, PATIENCE, kill_driver, start
 from tests.cluster.cluster import Cluster
+from tests.cluster.resetting import end_masters
 from tests.leaks import wait_until
 
 TWO = "--hosts node1,node2 --ranks 2"
@@ -192,3 +195,39 @@ def test_a_host_that_is_on_again_before_a_driver_comes(pool: DriverPool, cluster
     cluster.start("node2")
     state = job.wait(PATIENCE)
     assert (state.state, state.reason) == ("failed", "node2 was lost while no driver was connected")
+
+
+def end_logins(cluster: Cluster, node: str) -> None:
+    """As logind does with ``KillUserProcesses=yes``, when the last login of the user ends: SIGTERM, then SIGKILL."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        for pid in cluster.processes(node):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+        time.sleep(0.5)
+    assert wait_until(lambda: not cluster.processes(node), PATIENCE)
+
+
+@pytest.mark.parametrize("setting", ["yes", pytest.param("", marks=pytest.mark.soak)])
+def test_logins_whose_end_kills_everything(pool: DriverPool, cluster: Cluster, setting: str) -> None:
+    """The laptop is closed, so the logins end. Nothing of ours outlives that; whoever comes back reads why."""
+    folder, lines = "/etc/systemd/logind.conf.d", f"[Login]\nKillUserProcesses={setting}\n"
+    cluster.run("node1", "mkdir", "-p", folder)
+    cluster.write("node1", f"{folder}/ours.conf", lines if setting else "")
+    try:
+        job = begin(pool)
+        kill_driver(job)
+        launcher.let_go()
+        end_masters(cluster)
+        for node in ("node1", "node2"):
+            end_logins(cluster, node)
+        state = job.wait(PATIENCE)
+    finally:
+        cluster.run("node1", "rm", "-f", f"{folder}/ours.conf")
+    assert state.state == "failed"
+    words = "everything of the job on node1 was killed from outside, our agent too"
+    logind = (
+        ": logind does so when your last login there ends (KillUserProcesses=yes). `loginctl enable-linger` there lets a "
+        "job outlive it; then run the cell again"
+    )
+    other = ", or the host was started again. See what ended it there, then run the cell again"
+    assert words + (logind if setting else other) in state.reason, state.reason

@@ -152,6 +152,22 @@ def test_a_summary_without_its_event_is_told(job: FakeJob) -> None:
     assert view.state().state == "lost"
 
 
+def test_another_attempt_is_told_with_its_plan(job: FakeJob) -> None:
+    view = View(job).open().poll()
+    fewer = replace(job.plan, nodes=(replace(job.plan.nodes[0], ranks=(0,)),), world_size=1)
+    files.publish_json(job.paths.plan, fewer.to_json())
+    job.tell("job.starting", attempt=2, fresh=False, restarts=1, world_size=1)
+    view.poll()
+    first, second = view.of("hello")
+    assert (first["plan"], second["plan"]) == (job.plan.to_json(), fewer.to_json())
+    assert (view.state().attempt, view.state().world_size) == (2, 1)
+    job.rank(0).started().ready()
+    assert view.poll().state().ranks[0].ready, "events go on after it"
+    job.paths.plan.write_text("no plan")
+    job.tell("job.starting", attempt=3, fresh=False, restarts=2, world_size=1)
+    assert view.poll().of("hello")[2]["plan"] == fewer.to_json()
+
+
 def test_lines_come_while_they_are_written(job: FakeJob) -> None:
     view = View(job).open().poll()
     job.rank(0).prints("a\nb").prints("oops\n", "err")

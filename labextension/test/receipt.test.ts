@@ -65,6 +65,17 @@ describe('the receipt', () => {
     expect(page.root.textContent!.split(bad).length).toBeGreaterThan(7);
   });
 
+  it('shows the plan of another attempt when the feed tells it', async () => {
+    const { feed, session } = await played(page.signal, hello(aState([aRank(0), aRank(1)])));
+    new ReceiptTab(page.root, session, page.signal).show();
+    expect(page.root.textContent).toContain('127.0.0.1 (lo)');
+    const nodes = [{ ...PLAN.nodes[0], ranks: [0], address: '10.0.0.7', interface: 'eth1' }];
+    feed.say(hello(aState([aRank(0)], { attempt: 2 }), { plan: { ...PLAN, nodes, world_size: 1 } }));
+    await frames();
+    expect(page.root.textContent).toContain('10.0.0.7 (eth1)');
+    expect(page.root.textContent).not.toContain('127.0.0.1 (lo)');
+  });
+
   it('numbers the source as its tracebacks do', async () => {
     await receipt();
     expect(find(page.root, '.td-source-numbers').textContent).toBe('2\n3\n4');

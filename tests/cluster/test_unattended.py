@@ -226,8 +226,8 @@ def test_logins_whose_end_kills_everything(pool: DriverPool, cluster: Cluster, s
     assert state.state == "failed"
     words = "everything of the job on node1 was killed from outside, our agent too"
     logind = (
-        ": logind does so when your last login there ends (KillUserProcesses=yes). `loginctl enable-linger` there lets a "
-        "job outlive it; then run the cell again"
+        ": logind does so when your last login there ends (KillUserProcesses=yes). `loginctl enable-linger` there lets "
+        "a job outlive it; then run the cell again"
     )
     other = ", or the host was started again. See what ended it there, then run the cell again"
     assert words + (logind if setting else other) in state.reason, state.reason

@@ -23,7 +23,7 @@ from jupyter_torchdist.protocol import feed, state
 from jupyter_torchdist.protocol.bundle import Captured
 from jupyter_torchdist.protocol.events import ErrorRecord, Event, Evidence, Finding
 from jupyter_torchdist.protocol.gauges import Gauges, Traffic
-from jupyter_torchdist.protocol.plan import Died, NodePlan, Plan, Reach
+from jupyter_torchdist.protocol.plan import Died, NodePlan, Plan, Reach, Wanted
 from jupyter_torchdist.protocol.spec import JobSpec, Options
 from jupyter_torchdist.protocol.state import JobState, RankState, Stage, Stall, Waiting
 from jupyter_torchdist.protocol.strategy import StrategyPlan
@@ -45,6 +45,7 @@ RECORDS = (
     Options,
     JobSpec,
     Reach,
+    Wanted,
     NodePlan,
     StrategyPlan,
     Died,

@@ -4,6 +4,7 @@
     capture_call(function, args, kwargs, *, cwd, labels=None) -> Capture
         captured as the name CALL = "__torchdist_call__": (function, args, kwargs)
     packages(capture) -> tuple[Package, …]
+    installed() -> {distribution: version}
     pack(capture, job, put: Callable[[bytes | memoryview], Blob]) -> Manifest
 
     Capture.names, .receipt (Captured…), .notes, .bound, .memo {place: object}, .size (bytes), .flags
@@ -19,6 +20,6 @@ from .cell import CALL, Capture, capture_call, capture_cell
 from .flow import Names
 from .names import analyse
 from .pack import pack
-from .packages import packages
+from .packages import installed, packages
 
-__all__ = ["CALL", "Capture", "Names", "analyse", "capture_call", "capture_cell", "pack", "packages"]
+__all__ = ["CALL", "Capture", "Names", "analyse", "capture_call", "capture_cell", "installed", "pack", "packages"]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.util
+import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +17,9 @@ from .cell import Capture
 
 _GO_ALONG = frozenset({__name__.partition(".")[0], "cloudpickle", "IPython", "__main__", "__mp_main__"})
 """Modules that every rank has. Where there is no IPython, ``display`` and ``clear_output`` are there all the same."""
+
+_STAY = ("jupyter", "notebook", "ipykernel", "pip", "uv", "wheel")
+"""Beginnings of the names of distributions that no rank needs: ours, Jupyter's, and what installs others."""
 
 
 def packages(capture: Capture) -> tuple[Package, ...]:
@@ -40,6 +45,22 @@ def _is_here(top: str) -> bool:
         return importlib.util.find_spec(top) is not None
     except (ImportError, ValueError):
         return False
+
+
+def installed() -> dict[str, str]:
+    """The versions of the distributions here that a host can get from an index too, by name. Jupyter's stay here."""
+    found = inventory.software(sys.path).versions
+    gone = {name for entry in sys.path for name in _local(Path(entry))}
+    return {name: version for name, version in found.items() if name not in gone and not name.startswith(_STAY)}
+
+
+def _local(folder: Path) -> Iterator[str]:
+    """Distributions that were installed from a directory or a file of this machine (PEP 610)."""
+    for record in folder.glob("*.dist-info/direct_url.json"):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            said = json.loads(record.read_text("utf-8"))
+            if "dir_info" in said or said.get("url", "").startswith("file:"):
+                yield inventory.normalised(record.parent.name.partition("-")[0])
 
 
 @functools.lru_cache(maxsize=1024)

@@ -107,6 +107,8 @@ def prepare(request: Request, home: Home | None = None) -> PreparedJob:
         raise OptionError("--wait waits for GPUs of this machine", "leave out --ranks, --replace, --hosts, --launcher")
     if options.sync and options.launcher == LOCAL:
         raise OptionError("--sync copies a directory to hosts", "leave it out, or name --hosts")
+    if options.env_sync and options.launcher != SSH:
+        raise OptionError("--env-sync installs packages on hosts", "leave it out, or name --hosts")
     options = replace(options, sync=tuple(trees.checked(one, cwd) for one in options.sync))
     if options.checkpoint is not None:  # a rerun may start in another directory but uses the same checkpoint
         options = replace(options, checkpoint=str((cwd / Path(options.checkpoint).expanduser()).absolute()))
@@ -126,7 +128,7 @@ def prepare(request: Request, home: Home | None = None) -> PreparedJob:
     inventories = _inventories(options)
     asked = time.monotonic() - began if options.hosts else 0.0
     capture = _capture(request, cwd, portable=not all(is_ours(one.python) for one in inventories if one.python))
-    capture = _compared(replace(capture, notes=(*options.ignored, *capture.notes)), inventories)
+    capture = _compared(replace(capture, notes=(*options.ignored, *capture.notes)), _synced(options, inventories))
     plan = _plan(spec, home, inventories, lambda first: copy_fits(spec, capture, first, cwd, home, inventories[0]))
     capture = replace(capture, notes=(*capture.notes, *start_notes.notes(plan, inventories)))
     return PreparedJob(spec, capture, replace(plan, asked=asked), cwd, home)
@@ -293,6 +295,12 @@ def _compared(capture: Capture, inventories: Sequence[Inventory]) -> Capture:
     return replace(capture, packages=packages, notes=(*capture.notes, *filter(None, [note])))
 
 
+def _synced(options: Options, inventories: Sequence[Inventory]) -> list[Inventory]:
+    """The hosts as they are when the ranks start."""
+    here = capturing.installed() if options.env_sync else {}
+    return [software.after_sync(here, one) if here else one for one in inventories]
+
+
 def _with_known_hosts(options: Options) -> Options:
     """With ``--remote``: the hosts to choose among. Where no host is known, the job runs on this machine."""
     if not options.remote or options.hosts or options.launcher not in (LOCAL, SSH):
@@ -322,6 +330,8 @@ def _plan(
     if any_gpu and spec.options.ranks is None and spec.options.launcher == LOCAL:
         return _plan_in_turn(spec, inventories[0], busy, own, fits)
     plan = make_plan(spec, inventories, busy=busy, own=own, fits=fits)
+    if spec.options.env_sync:
+        plan = software.with_packages(plan, capturing.installed(), inventories)
     return registry.launcher(spec.options.launcher).planned(plan, spec.options, inventories)
 
 

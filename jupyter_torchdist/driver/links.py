@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 import contextlib
-import os
-from collections import deque
+import time
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 from ..launchers.base import Submission
-from ..protocol.errors import ChannelError, LaunchError, StoreError
+from ..protocol.errors import ChannelError, LaunchError
 from ..protocol.events import ProfileRequest
-from ..protocol.paths import JobPaths, safe_name
+from ..protocol.paths import JobPaths
 from ..protocol.plan import NodePlan, Plan, is_open
 from ..protocol.process import ProcessId
+from ..protocol.typed import Record
 from ..protocol.wire import messages
 from ..protocol.wire.assignment import Assignment
 from ..protocol.wire.channel import Channel
-from ..store.files import publish
-from ..views.wording import first_few
-from .blobs import PIECE, pieces
+from .cargo import ROOM, Cargo
 from .clocks import NodeClock
+from .copies import Copies
 from .crossing import Arriving, driving
-from .syncing import source, synced
 
 PING_SECONDS, FAST_PING_SECONDS = 2.0, 0.25
 """Between two pings: as a rule, and while the node's clock is not known well."""
@@ -42,9 +39,6 @@ TELL_SECONDS = 3.0
 
 RETRY_SECONDS, SLOWEST_RETRY_SECONDS = 0.2, 5.0
 """Seconds between two tries to connect: at first, and at most."""
-
-ROOM = 4 * PIECE
-"""Bytes of blobs that may be queued in a channel: a ping waits behind them, at 8 Mbit/s for a second."""
 
 
 class Link:
@@ -80,16 +74,11 @@ class Link:
         self._retry_at = 0.0
         self._retry_seconds = RETRY_SECONDS
         self._arriving = Arriving(paths, wanted=started and plan.driver > 1 and node == plan.nodes[0])
-        self._blob_directory = Path()
-        self._digests: tuple[str, ...] | None = None
-        """Blobs that the node's part needs; None for a driver that takes up the job."""
-        self._blobs_wanted: set[str] = set()
-        self.to_send: int | None = 0 if self.shared or started else None
-        """Bytes of blobs that the node lacks; None before it has said so."""
-        self._complete = False
-        """Whether the node has all files and blobs."""
-        self._going: deque[Iterator[tuple[dict[str, Any], bytes]]] = deque()
-        """Pieces of blobs that are not yet queued in the channel (see ``ROOM``)."""
+        self.copies = Copies(paths, node, self._arriving)
+        self.cargo: Cargo | None = None
+        """What the node needs before its start; None for a node that sees this disk, or whose part was started."""
+        self._asked = False
+        """Whether the node was asked over this channel what it lacks."""
         self._end: float | None = None
         self._assignment: Assignment | None = None
         """The start order. Repeated on each new channel: the agent may be another one, which knows no job."""
@@ -117,7 +106,7 @@ class Link:
             self._follow()
         elif self._end is not None and not self._ordered:
             return
-        elif not self.shared and self._digests is not None:
+        elif self.cargo is not None:
             self._send_files()
         else:
             self._start_if_complete()
@@ -132,26 +121,12 @@ class Link:
                 "ranks": list(self.node.ranks),
                 "attempt": self.attempt,
                 "shared": self.shared,
-                "offsets": {} if self.shared else self._offsets(),
+                "offsets": {} if self.shared else self.copies.offsets(),
                 "blobs": self._arriving.missing(),
                 **driving(self._plan),
             }
         )
         self.introduce()
-
-    def _offsets(self) -> dict[str, int]:
-        """Size of each of the node's files in the driver's job directory."""
-        folders = [self._paths.node(self.node.name).root, self._paths.results]
-        sizes = {
-            str(file.relative_to(self._paths.root)): file.stat().st_size
-            for folder in folders
-            if folder.is_dir()
-            for file in folder.iterdir()
-            if not file.name.startswith(".")
-        }
-        work = self._paths.work / self.node.called
-        written = (file for file in work.rglob("*") if file.is_file())
-        return sizes | {f"{work.parent.name}/{file.relative_to(work)}": file.stat().st_size for file in written}
 
     def keep(self, now: float) -> None:
         """Ping the agent, drop a silent channel, reopen a dropped one."""
@@ -159,6 +134,7 @@ class Link:
             return
         if self.channel is not None:
             try:
+                self._send_files()
                 self.pump()
                 period = PING_SECONDS if self.clock.sure else FAST_PING_SECONDS
                 if self.channel.answered and now - self._pinged >= period:
@@ -178,7 +154,9 @@ class Link:
         if self.channel is not None:
             self.channel.close()
             self.channel = None
-        self._going.clear()
+        self._asked = False
+        if self.cargo:
+            self.cargo.stop()
         self.why_down = why or self.why_down
         self.reached_since = None
         if self.down_since is None:
@@ -237,31 +215,33 @@ class Link:
 
     # -- the job
 
-    def prepare(self, blobs: Path, digests: Sequence[str]) -> None:
+    def prepare(self, cargo: Cargo) -> None:
         """Send what the node's part needs before its start, to a node that does not share this disk."""
-        self._blob_directory, self._digests = blobs, tuple(digests)
         if not self.shared:
+            self.cargo = cargo
             self._send_files()
 
     @property
     def involved(self) -> bool:
         """Whether the node has anything of the job."""
-        return self.started or (self._digests is not None and not self.shared)
+        return self.started or self.cargo is not None
 
     def _send_files(self) -> None:
-        self._complete = False
+        """Ask the node what it lacks, once it is known what it needs. Raises ``LaunchError``."""
+        unwanted = self._end is not None and not self._ordered
+        if self._asked or self.cargo is None or self.channel is None or unwanted or self.cargo.getting:
+            return
+        self._asked = True
         names = [self._paths.spec, self._paths.plan, self._paths.manifest]
-        if not self._plan.fresh:
+        if not self._plan.fresh and not self.cargo.wheels:
             self.send({"type": "warm"})
         self.send(
             {
                 "type": "prepare",
                 "job": self._plan.job,
                 "files": {path.name: path.read_text(encoding="utf-8") for path in names},
-                "blobs": list(self._digests or ()),
-                "store": str(self._blob_directory),
                 "attempt": self.attempt,
-                **synced(self._plan),
+                **self.cargo.asked(),
                 "gpus": [gpu for gpu in self.node.gpus if not is_open(gpu)],
                 **driving(self._plan),
             }
@@ -274,10 +254,10 @@ class Link:
         self._start_if_complete()
 
     def _start_if_complete(self) -> None:
-        if self._assignment is not None and (self.shared or self._complete):
+        if self._assignment is not None and (self.cargo is None or self.cargo.complete):
             self._ordered = True
             assignment = self._assignment.to_json()
-            offsets = {} if self.shared else self._offsets()
+            offsets = {} if self.shared else self.copies.offsets()
             self.send({"type": "start", "assignment": assignment, "shared": self.shared, "offsets": offsets})
             self.introduce()
 
@@ -287,87 +267,43 @@ class Link:
         if self._steward is not None and (self._ordered or self._following):
             self.send({"type": "steward", **self._steward.to_json()})
 
-    def on_missing(self, digests: Sequence[str]) -> None:
-        self._blobs_wanted = set(digests)
-        self.to_send = sum(source(self._plan, self._blob_directory, digest).stat().st_size for digest in digests)
-        for digest in digests:
-            self._send_blob(digest)
-        self._look_whether_complete()
+    def take(self, said: Record, body: bytes) -> None:
+        """What concerns this node alone."""
+        if isinstance(said, messages.Ping):
+            self.clock.hear(said, time.monotonic(), time.time())
+        elif isinstance(said, messages.Whole):
+            self.copies.replace(said.file, body)
+        elif self.cargo is not None and (self._end is None or self._ordered):
+            if isinstance(said, messages.Missing):
+                self.cargo.lacks(said.blobs, built=said.built)
+            elif isinstance(said, messages.Stored):
+                self.cargo.stored(said.digest, said.right)
+            elif isinstance(said, messages.Built):
+                self.cargo.built()
+            if self.cargo.building:
+                self.send({"type": "build", "job": self._plan.job})
+            else:
+                self._start_if_complete()
 
-    def _send_blob(self, digest: str) -> None:
-        if self._end is None or self._ordered:
-            self._going.append(pieces(source(self._plan, self._blob_directory, digest), digest))
+    @property
+    def came(self) -> str:
+        """A sentence on files that the cell wrote on the node and that are here now; empty if there are none."""
+        return "" if self.shared else self.copies.of_the_cell()
 
     @property
     def writing(self) -> bool:
         """Whether bytes wait that the node takes."""
-        return self.channel is not None and self.channel.answered and bool(self.channel.pending or self._going)
+        if self.channel is None or not self.channel.answered:
+            return False
+        return bool(self.channel.pending or (self.cargo is not None and self.cargo.going))
 
     def pump(self) -> None:
         """Send as much as possible without blocking. Raises ``ChannelError`` when the peer is gone."""
         if self.channel is None:
             return
         self.channel.flush()
-        while self._going and self.channel.pending < ROOM:
-            piece = next(self._going[0], None)
-            if piece is None:
-                self._going.popleft()
-            else:
-                self.channel.send(*piece)
-
-    def on_stored(self, digest: str, right: bool) -> None:
-        if right:
-            self._blobs_wanted.discard(digest)
-            self._look_whether_complete()
-        else:
-            self._send_blob(digest)
-
-    def _look_whether_complete(self) -> None:
-        if not self._blobs_wanted and not self._complete:
-            self._complete, self.to_send = True, 0
-            self._start_if_complete()
-
-    def on_bytes(self, name: str, offset: int, data: bytes) -> None:
-        """Append new bytes of a node's file to the driver's copy. Raises ``OSError`` when the disk is full."""
-        path = self._arriving.path(name) or self._paths.root / self._place(name)
-        if not self._paths.root.is_dir():  # deleted while the job runs: it is not made anew
-            return
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
-        try:
-            view = memoryview(data)
-            while view and os.fstat(fd).st_size >= offset:
-                written = os.pwrite(fd, view, offset)
-                view, offset = view[written:], offset + written
-        finally:
-            os.close(fd)
-        self._arriving.look(path)
-
-    def _place(self, name: str) -> Path:
-        """Where a file of the node is here, below the job's directory. Raises ``ChannelError``."""
-        folder, _, file_name = name.rpartition("/")
-        if folder in (f"nodes/{self.node.name}", "results"):
-            return Path(folder, safe_name(file_name))
-        top, *parts = name.split("/")
-        if top != self._paths.work.name or not parts or {"", ".", ".."} & set(parts) or "\0" in name:
-            raise ChannelError(f"{self.node.name} sent a file outside its directory")
-        return Path(top, self.node.called, *parts)
-
-    def came(self) -> str:
-        """A sentence on files that the cell wrote on the node and that are here now; empty if there are none."""
-        if self.shared:
-            return ""
-        place = self._paths.work / self.node.called
-        files = sorted(str(file.relative_to(place)) for file in place.rglob("*") if file.is_file())
-        return f"files that the cell wrote on {self.node.called} are in {place}: {first_few(files)}" if files else ""
-
-    def on_whole(self, name: str, data: bytes) -> None:
-        """Replace the node's gauges. Nothing depends on them: when the disk is full, the old gauges remain."""
-        gauges = self._paths.node(self.node.name).gauges
-        if name != f"nodes/{self.node.name}/{gauges.name}":
-            raise ChannelError(f"{self.node.name} sent a file that is not replaced")
-        with contextlib.suppress(StoreError):
-            publish(gauges, data)
+        while self.cargo is not None and self.channel.pending < ROOM and (frame := self.cargo.frame()):
+            self.channel.send(*frame)
 
     def signal(self, number: int) -> None:
         self.send({"type": "signal", "job": self._plan.job, "signal": number})
@@ -384,8 +320,8 @@ class Link:
         """End the node's part. If it was not told to start, it is not told any more."""
         self._end = grace
         if not self._ordered:
-            self._going.clear()
-            self._blobs_wanted.clear()
+            if self.cargo:
+                self.cargo.end()
             self._assignment = None
         self._send_end(grace)
 

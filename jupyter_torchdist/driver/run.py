@@ -26,8 +26,9 @@ from ..protocol.wire.assignment import Assignment
 from ..protocol.world import World
 from ..store import journal, liveness
 from ..store.files import publish_json
-from ..store.jobdir import read_manifest, read_plan, read_spec, taken_requests
+from ..store.jobdir import read_plan, read_spec, taken_requests
 from . import attempts, crossing, findings, policy, profiles, stall
+from .cargo import cargoes
 from .engine import Engine, begun
 from .links import Link
 from .linkselector import LinkSelector
@@ -112,9 +113,9 @@ class Driver:
         self._fresh = fresh
         self._make_links(self._engine.submit(self._plan, self._attempt))
         if not all(link.shared for link in self._links):
-            digests = list(dict.fromkeys(blob.digest for blob in read_manifest(self._paths).blobs))
+            needs = cargoes(self._paths, self._plan, Path(self._blobs))
             for link in self._links:
-                link.prepare(Path(self._blobs), digests)
+                link.prepare(needs[link.node.name])
         self._start(self._links[0])
 
     def _take_up(self) -> None:
@@ -275,7 +276,7 @@ class Driver:
         if attempts.unexplained(self._state, end):
             reason += "\n" + findings.of_nodes(self._paths, self._plan, self._state, self._errors)
         causes = end.findings or (findings.of(self._paths, self._plan, self._state) if end.state == "failed" else [])
-        for came in filter(None, [link.came() for link in self._links]):
+        for came in filter(None, [link.came for link in self._links]):
             self._say("job.note", text=came)
         self._say("job.ended", state=end.state, reason=reason.strip(), first_failure=end.first_failure, findings=causes)
         with contextlib.suppress(StoreError):
@@ -318,15 +319,9 @@ class Driver:
         if isinstance(said, messages.Grown):
             self._read_events(link, said.file)
         elif isinstance(said, messages.FileBytes):
-            link.on_bytes(said.file, said.offset, body)
+            link.copies.append(said.file, said.offset, body)
             if said.file.startswith("nodes/") and said.file.endswith(".events"):
                 self._read_events(link, said.file)
-        elif isinstance(said, messages.Whole):
-            link.on_whole(said.file, body)
-        elif isinstance(said, messages.Missing):
-            link.on_missing(said.blobs)
-        elif isinstance(said, messages.Stored):
-            link.on_stored(said.digest, said.right)
         elif isinstance(said, messages.Ended) and said.attempt == self._attempt:
             link.ended = True
             self._standing = replace(self._standing, ended=self._standing.ended | {link.node.name})
@@ -335,10 +330,10 @@ class Driver:
         elif isinstance(said, messages.Steward) and said.attempt == self._attempt:
             for other in self._links[1:]:
                 other.introduce(said)
-        elif isinstance(said, messages.Ping):
-            link.clock.hear(said, time.monotonic(), time.time())
         elif isinstance(said, (messages.RefusedJob, messages.Replaced)):
             raise crossing.refusal(said, link.node, self._plan)
+        else:
+            link.take(said, body)
 
     def _read_all(self) -> None:
         """Read the events of all files in the job directory, for a driver that takes up a job."""

@@ -4,6 +4,7 @@ agent [DIRECTORY]           be this node's agent, unless there is one
 relay                       join standard input and output to this node's agent (what SSH runs)
 remove PARENT …             end this node's agents; delete what connections left, and the code below PARENT
 examine                     say what a job of several hosts needs to know of this node
+environment                 make the environment of --env-sync that standard input describes
 zygote FD [LIBRARY …]       a warm process, for the agent, that imports none of these
 launcher                    one job's launcher in a new interpreter; its assignment comes on standard input
 worker JOB_ROOT BLOBS NODE  one rank, under torchrun
@@ -36,6 +37,10 @@ def main(words: list[str]) -> None:
         from . import examine
 
         examine.main()
+    elif verb == "environment":
+        from .shipping import environments
+
+        environments.main()
     elif verb == "zygote":
         from . import zygote
 

@@ -28,16 +28,25 @@ from ..protocol.paths import JobPaths, safe_name
 from ..protocol.process import ProcessId, children, job_token_of, session_of
 from ..protocol.wire import messages
 from ..protocol.wire.channel import Channel
-from ..protocol.wire.connect import peer_uid
+from ..protocol.wire.connect import Door
 from .adopting import adopted, killed, left_by_another
 from .again import Renewals
 from .file_watch import Changes
 from .gauges import GaugeWatch
 from .nodejob import NodeJob
 from .routes import addresses, with_route
+from .shipping.environments import Builds
 from .shipping.handover import copied, taken_over
 from .shipping.peer import Peer
-from .shipping.replica import continued, discard, replica, replica_blobs, replica_paths, trust_replica, write_private
+from .shipping.replica import (
+    continued,
+    discard,
+    replica,
+    replica_blobs,
+    replica_paths,
+    trust_replica,
+    write_private,
+)
 from .shipping.synced import MARK
 from .shipping.tail import Shipment
 from .starts import Starts
@@ -63,8 +72,7 @@ class Agent:
     """The agent's event loop: frames from drivers and zygotes, the files of jobs, timeouts."""
 
     def __init__(self, listener: socket.socket, directory: Path) -> None:
-        self._listener = listener
-        self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        self._door = Door(listener)
         self._directory = directory
         self._expiring = directory.parent / EXPIRING
         self._selector = selectors.DefaultSelector()
@@ -83,6 +91,7 @@ class Agent:
             self._selector.register(self._changes.fd, selectors.EVENT_READ, lambda mask: self._changes.drain())
         self._gauges = GaugeWatch()
         self._gpus = Kept()
+        self._builds = Builds()
         self._idle_since = time.monotonic()
         self._starts = Starts(directory / "zygote.log", self._jobs, self._register, self._unregister)
         self._renewals = Renewals(self._jobs, self._starts.orders, partial(self._starts.start, doubt=False))
@@ -124,7 +133,7 @@ class Agent:
 
     def _active(self) -> bool:
         going = any(job.state != "ended" for job in self._jobs.values())
-        return going or any(peer.channel.pending for peer in self._peers)
+        return going or bool(self._builds.pids) or any(peer.channel.pending for peer in self._peers)
 
     def _speaks(self) -> bool:
         return any(job.speaks for job in self._jobs.values())
@@ -147,6 +156,7 @@ class Agent:
             if job.poll(now, partial(self._strays, job), killed(job) if self._stop else ""):
                 self._changed = now
             self._ship(name, job, now)
+        self._builds.turn()
         self._gauges.turn(self._jobs, now)
         self._gpus.only(self._may_run)
         self._drop_silent(now)
@@ -176,7 +186,7 @@ class Agent:
                 os.waitpid(pid, os.WNOHANG)
 
     def _known(self) -> set[int]:
-        return self._starts.pids | self._orphans.pids
+        return self._starts.pids | self._orphans.pids | self._builds.pids
 
     def _strays(self, job: NodeJob) -> list[ProcessId]:
         """Orphaned processes that left their session and cleared their environment. Empty while another job runs.
@@ -207,25 +217,10 @@ class Agent:
             self._selector.unregister(channel.read_fd)
 
     def _accept(self, mask: int) -> None:
-        try:
-            connection, _ = self._listener.accept()
-        except OSError:
-            self._turn_away()
-            return
-        if peer_uid(connection) != os.getuid():
-            connection.close()
-            return
-        fd = connection.detach()
-        peer = Peer(Channel(fd, fd))
-        self._peers.append(peer)
-        self._register(peer.channel, lambda: self._on_readable(peer))
-
-    def _turn_away(self) -> None:
-        """At the limit of descriptors: a peer that waits in the queue would wake this process for ever."""
-        os.close(self._spare)
-        with contextlib.suppress(OSError):
-            self._listener.accept()[0].close()
-        self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        if channel := self._door.accept():
+            peer = Peer(channel)
+            self._peers.append(peer)
+            self._register(peer.channel, lambda: self._on_readable(peer))
 
     def _on_readable(self, peer: Peer) -> None:
         try:
@@ -242,6 +237,7 @@ class Agent:
         self._unregister(peer.channel)
         peer.channel.close()
         peer.close()
+        self._builds.forget(id(peer))
 
     def _drop_silent(self, now: float) -> None:
         for peer in list(self._peers):
@@ -280,20 +276,10 @@ class Agent:
 
     def _on_hello(self, peer: Peer, said: messages.Hello, body: bytes) -> None:
         peer.process = said.process
-        peer.channel.send(
-            {
-                "type": "welcome",
-                "process": ProcessId.mine().to_json(),
-                "inventory": peer.inventory(said.software).to_json(),
-                "warm": self._starts.pool.describe(),
-                "jobs": [name for name, job in self._jobs.items() if job.state != "ended"],
-                "addresses": addresses(peer.environ) if peer.login else [],
-                "interpreter": peer.login.python if peer.login else "",
-                "login": peer.name if peer.login else "",
-                "socket": self._listener.getsockname(),
-                "clock": time.time(),
-            }
-        )
+        jobs = [name for name, job in self._jobs.items() if job.state != "ended"]
+        place = self._door.listener.getsockname()
+        own = addresses(peer.environ) if peer.login else []
+        peer.channel.send(peer.welcome(said.software, self._starts.pool.describe(), jobs, place, own))
 
     def _on_login(self, peer: Peer, said: messages.Login, body: bytes) -> None:
         peer.login = said
@@ -326,7 +312,8 @@ class Agent:
             return
         job = self._jobs.get(said.job)
         begun = job is not None and job.attempt >= said.attempt  # said again after its channel broke
-        peer.channel.send({"type": "missing", "job": said.job, "blobs": () if begun else peer.prepare(said)})
+        missing = {"type": "missing", "job": said.job, "blobs": () if begun else peer.prepare(said)}
+        peer.channel.send({**missing, "built": begun or (peer.environment is not None and peer.environment.whole)})
 
     def _on_copy(self, peer: Peer, said: messages.OfJob, body: bytes) -> None:
         peer.channel.send({"type": "copied", **copied(peer.scratch, said.job).to_json()})
@@ -349,6 +336,15 @@ class Agent:
         if right is not None:
             peer.channel.send({"type": "stored", "digest": said.digest, "right": right})
 
+    def _on_build(self, peer: Peer, said: messages.OfJob, body: bytes) -> None:
+        if peer.environment:
+            self._builds.want(peer.environment, id(peer), partial(self._built, peer, said.job))
+
+    def _built(self, peer: Peer, job: str, why: str) -> None:
+        peer.channel.send({"type": "refused", "job": job, "reason": why} if why else {"type": "built", "job": job})
+        if peer.environment and peer.login and not why:
+            self._starts.pool.warm(peer.environment.python, peer.login.environ)
+
     def _on_start(self, peer: Peer, said: messages.Start, body: bytes) -> None:
         shared, assignment = said.shared, said.assignment
         name = assignment.job
@@ -358,6 +354,7 @@ class Agent:
             assignment = replace(assignment, job_root=str(paths.root), blobs=str(blobs))
             if peer.login:
                 world = assignment.world.after_login(peer.login.environ, peer.login.python)
+                world = peer.environment.world(world) if peer.environment else world
                 assignment = replace(assignment, world=world)
                 assignment = replace(assignment, plan=with_route(assignment))
                 write_private(paths.plan, codec.dumps(assignment.plan.to_json()).encode("ascii"))
@@ -437,6 +434,7 @@ class Agent:
             job.end(said.grace, time.monotonic())
             self._changed = time.monotonic()
         else:
+            self._builds.forget(id(peer))
             self._ended_early[said.job] = said.attempt
             peer.job = None
             discard(replica_paths(peer.scratch, said.job))

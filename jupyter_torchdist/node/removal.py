@@ -58,6 +58,7 @@ def _delete(parents: Sequence[Path]) -> tuple[list[str], list[str]]:
         *runtime_dir().glob("agent-*"),
         *scratch_dir(os.environ).glob("blobs"),
         *scratch_dir(os.environ).glob("synced"),
+        *scratch_dir(os.environ).glob("envs"),
     ]
     found += [path for parent in parents for pattern in (".code-*", "code-*") for path in parent.glob(pattern)]
     for path in sorted(found, key=lambda path: str(path) in sys.path):

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from ..protocol.bundle import Package
 from ..protocol.errors import ResourceError
-from ..protocol.plan import Inventory
+from ..protocol.plan import Inventory, Plan, Wanted
 
 _CUDA = ("nvidia-cuda-runtime", "nvidia-cuda-runtime-cu13", "nvidia-cuda-runtime-cu12")
 """Distributions whose version is that of CUDA. A build of torch for CUDA of an index of PyTorch names it, too."""
+
+_OF_TORCH = ("nvidia-", "cuda-", "triton")
+_NVML = "nvidia-ml-py"
 
 
 def compare(packages: Sequence[Package], python: str, torch: str, hosts: Sequence[Inventory]) -> str:
@@ -32,6 +36,38 @@ def compare(packages: Sequence[Package], python: str, torch: str, hosts: Sequenc
         return ""
     lines = [f"{what} {row}" for what, row in differing.items()]
     return "\n  ".join([f"what hosts have differs from this notebook: {', '.join(differing)}", *lines])
+
+
+def wanted(here: Mapping[str, str], host: Inventory) -> Wanted | None:
+    """What ``--env-sync`` installs on a host that is to have the packages ``here`` (versions by name).
+
+    torch of the same version stays the host's own, whatever it was built for. The libraries of CUDA come with torch.
+    """
+    if host.software is None:
+        return None
+    there = host.software.versions
+    pins = tuple(
+        f"{name}=={_public(version)}"
+        for name, version in sorted(here.items())
+        if _public(version) != _public(there.get(name, "")) and (name == _NVML or not name.startswith(_OF_TORCH))
+    )
+    return Wanted(pins, there, host.python, host.platform)
+
+
+def with_packages(plan: Plan, here: Mapping[str, str], hosts: Sequence[Inventory]) -> Plan:
+    """The plan with what ``--env-sync`` installs on each node."""
+    found = {host.host: wanted(here, host) for host in hosts}
+    return replace(plan, nodes=tuple(replace(node, packages=found.get(node.host)) for node in plan.nodes))
+
+
+def after_sync(here: Mapping[str, str], host: Inventory) -> Inventory:
+    """The host as it is when ``--env-sync`` has installed what it lacks."""
+    packages = wanted(here, host)
+    if packages is None or host.software is None:
+        return host
+    new = dict(pin.split("==") for pin in packages.pins)
+    software = replace(host.software, versions={**host.software.versions, **new})
+    return replace(host, software=software, torch=new.get("torch", host.torch))
 
 
 def _row(here: str, hosts: Sequence[Inventory], version: Callable[[Inventory], str]) -> str:

@@ -12,7 +12,7 @@ job.driver           process (ProcessId): a driver took the job; another driver 
 job.starting         attempt, fresh, restarts: how often the ranks were started again after a failure; world_size
 job.launched         token, attempt: the launcher's name for its submission, if it has one
 job.engine           state (queued, running, ended), position, reason: the launcher's report on its submission
-job.stage            text: what the start of a job on hosts waits for; seconds, if it is over
+job.stage            text: what the start of a job on hosts waits for; seconds, if it is over; percent, of the last one
 job.running          every rank runs user code
 job.stopping         reason (cancelled, failed, timed_out, lost), by
 job.stalled          since (epoch), finding (``Finding``: who holds up whom, and where), ends (the job is ended because
@@ -203,7 +203,7 @@ KINDS: dict[str, Kind] = {
     "job.starting": Kind((DRIVER,), may={"attempt": int, "restarts": int, "world_size": int}),
     "job.launched": Kind((DRIVER,), may={"token": dict[str, Any], "attempt": int}),
     "job.engine": Kind((DRIVER,), {"state": str}, {"position": int | None, "reason": str}),
-    "job.stage": Kind((DRIVER,), {"text": str}, {"seconds": float}),
+    "job.stage": Kind((DRIVER,), {"text": str}, {"seconds": float, "percent": int}),
     "job.running": Kind((DRIVER,)),
     "job.stopping": Kind((DRIVER,), may={"reason": str}),
     "job.stalled": Kind((DRIVER,), {"since": float, "finding": Finding, "ends": bool}),

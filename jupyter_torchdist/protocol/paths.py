@@ -100,6 +100,11 @@ class Home:
         return self.root / "blobs"
 
     @property
+    def wheels(self) -> Path:
+        """Packages for hosts (``driver/wheels.py``): a directory for each list of them."""
+        return self.root / "wheels"
+
+    @property
     def jobs(self) -> Path:
         return self.root / "jobs"
 

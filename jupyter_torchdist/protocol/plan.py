@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from . import codec
 from .strategy import StrategyPlan
 from .typed import Record
 
@@ -86,6 +88,36 @@ class Software(Record):
 
 
 @dataclass(frozen=True)
+class Kept(Record):
+    """What a node keeps for the next jobs of a driver without its disk. Sizes in bytes."""
+
+    data: int = 0
+    """Captured data, and wheels."""
+    environments: int = 0
+    """How many were made for ``--env-sync``."""
+    environments_size: int = 0
+
+
+@dataclass(frozen=True)
+class Wanted(Record):
+    """The packages of the notebook that a host lacks, or has in another version."""
+
+    pins: tuple[str, ...]
+    """``numpy==2.3.1``."""
+    present: dict[str, str]
+    """Versions of the distributions that the host has, by their normalised names."""
+    release: str
+    """Of the host's Python."""
+    platform: str
+    """As in ``Inventory``."""
+
+    @property
+    def key(self) -> str:
+        """A name for what is to be got. Hosts that want the same have the same."""
+        return hashlib.sha256(codec.dumps(self.to_json()).encode("ascii")).hexdigest()[:16]
+
+
+@dataclass(frozen=True)
 class InfinibandPort(Record):
     """A port of an adapter for InfiniBand or RoCE, as the kernel describes it."""
 
@@ -139,6 +171,8 @@ class Inventory(Record):
     """Of the engine, as in ``Plan``."""
     limits: Limits | None = None
     """None of a node that only its engine has described."""
+    platform: str = ""
+    """As the names of wheels have it: ``manylinux_2_36_x86_64``."""
 
 
 @dataclass(frozen=True)
@@ -159,6 +193,8 @@ class NodePlan:
     reach: Reach = field(default_factory=Reach)
     host: str = ""
     """The host name; empty if it is not known yet."""
+    packages: Wanted | None = None
+    """With ``--env-sync``: what is to be installed there."""
 
     @property
     def called(self) -> str:

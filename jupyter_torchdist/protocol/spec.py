@@ -61,6 +61,7 @@ class Options(Record):
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     sync: tuple[str, ...] = ()
+    env_sync: bool = False
     background: bool = False
     name: str | None = None
     restarts: int = 0
@@ -246,6 +247,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("--include", "data", "NAME", "names to take along that no code of the cell names", _names, repeatable=True),
     Option("--exclude", "data", "NAME", "names to leave behind in the notebook", _names, repeatable=True),
     Option("--sync", "data", "DIR", "copy a directory to every host before the ranks start", _path, repeatable=True),
+    Option("--env-sync", "data", "", "install the notebook's packages on hosts, where they differ"),
     Option("--background", "life", "", "return at once with the job", short="--detach"),
     Option("--name", "life", "TEXT", "a name for the job", _title),
     Option("--restarts", "life", "N", "start all ranks again after a failure, at most N times (default: 0)", number),

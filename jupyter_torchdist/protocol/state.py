@@ -95,6 +95,8 @@ class Stage(Record):
     text: str
     began: float
     seconds: float = 0.0
+    percent: int = 0
+    """How much of it is done, where that is known."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +133,10 @@ class JobState(Record):
         """What the start waits for now, or the first steps; empty if that is over, or not known."""
         if self.state == "running" and any(rank.proving for rank in self.ranks.values()):
             return PROVING
-        return self.stages[-1].text if self.state == "starting" and self.stages and not self.stages[-1].seconds else ""
+        last = self.stages[-1] if self.state == "starting" and self.stages else None
+        if last is None or last.seconds:
+            return ""
+        return f"{last.text}, {last.percent} %" if last.percent else last.text
 
     @property
     def final(self) -> bool:
@@ -228,6 +233,10 @@ def _apply_job(state: JobState, event: Event) -> JobState:
     if event.kind == "job.engine":
         return replace(state, queued=_in_queue(data) if data["state"] == "queued" else "")
     if event.kind == "job.stage":
+        if percent := int(data.get("percent", 0)):
+            return replace(
+                state, stages=(*state.stages[:-1], *(replace(one, percent=percent) for one in state.stages[-1:]))
+            )
         stage = Stage(data["text"], event.t, float(data.get("seconds", 0)))
         return replace(state, stages=(*_over(state.stages, event.t), stage))
     if event.kind == "job.running":

@@ -33,13 +33,14 @@ def nodes(arguments: argparse.Namespace) -> Iterator[Node]:
         else:
             assert isinstance(one.said, messages.Welcome)
             agent = Agent.of(one.said.process.pid, one.said.jobs, one.said.warm)
-            yield Node(one.inventory.host, replace(one.inventory, software=None), (agent,), one.clock)
+            inventory = replace(one.inventory, software=None)
+            yield Node(inventory.host, inventory, (agent,), one.clock, kept=one.said.kept)
 
 
 def examine(arguments: argparse.Namespace) -> Iterator[Check]:
     """Facts about all hosts, judged; then an all-reduce over them. Hosts that fail are told, and left out of it."""
     hosts = _hosts(arguments)
-    asked = list(zip(launcher.ask(hosts, warm=True), launcher.examine(hosts), strict=True))
+    asked = list(zip(launcher.ask(hosts, software=True, warm=True), launcher.examine(hosts), strict=True))
     found: list[Facts] = []
     for one, answer in asked:
         error = one.error or answer.error

@@ -109,7 +109,7 @@ def _nodes(arguments: argparse.Namespace) -> Iterator[str]:
         rows = []
         for node in hosts.nodes(arguments):
             if node.inventory is not None:
-                rows.append(host_text.row(node.inventory, node.clock, node.agents[0].jobs))
+                rows.append(host_text.row(node.inventory, node.clock, node.agents[0].jobs, node.kept))
             elif node.error is not None:
                 rows.append(host_text.failed_row(node.host, node.error.message, node.error.hint))
         yield host_text.hosts_table(rows) + "\n"

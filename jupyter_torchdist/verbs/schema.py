@@ -6,7 +6,7 @@ A later release may add fields. It does not remove one, and does not change its 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ..client.profiles import Profile
@@ -17,7 +17,7 @@ from ..protocol.errors import TorchDistError
 from ..protocol.events import ErrorRecord, Finding
 from ..protocol.gauges import Gauges
 from ..protocol.memory import MemoryPlan
-from ..protocol.plan import Inventory, Plan
+from ..protocol.plan import Inventory, Kept, Plan
 from ..protocol.spec import JobSpec
 from ..protocol.state import JobState
 from ..protocol.typed import Record
@@ -220,6 +220,8 @@ class Node(Record):
     clock: float = 0.0
     """How many seconds its clock is ahead of this machine's."""
     error: Problem | None = None
+    kept: Kept = field(default_factory=Kept)
+    """Of a host: what is there for the next jobs."""
 
 
 @dataclass(frozen=True)

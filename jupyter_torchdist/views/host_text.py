@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..protocol.plan import Inventory
+from ..protocol.plan import Inventory, Kept
 from .wording import count, size, table
 
-HEADER = ("HOST", "GPUS", "CORES", "MEMORY", "DISK", "CLOCK", "TORCH", "PYTHON", "STATE")
+HEADER = ("HOST", "GPUS", "CORES", "MEMORY", "DISK", "KEPT", "CLOCK", "TORCH", "PYTHON", "STATE")
 CLOCK_SECONDS = 0.5
 """A smaller difference of clocks is not shown: it includes the way of the answer."""
 
@@ -17,7 +17,7 @@ def hosts_table(rows: Sequence[Sequence[str]]) -> str:
     return table(HEADER, rows)
 
 
-def row(host: Inventory, clock: float, jobs: Sequence[str]) -> tuple[str, ...]:
+def row(host: Inventory, clock: float, jobs: Sequence[str], kept: Kept) -> tuple[str, ...]:
     """A host that answered. ``clock``: how many seconds its clock is ahead of ours."""
     return (
         host.host,
@@ -25,11 +25,20 @@ def row(host: Inventory, clock: float, jobs: Sequence[str]) -> tuple[str, ...]:
         str(host.cores),
         size(host.memory),
         size(host.disk),
+        _kept(kept),
         "same" if abs(clock) < CLOCK_SECONDS else f"{clock:+.1f} s",
         host.torch,
         f"{host.python} {host.reach.python}",
         f"runs {', '.join(jobs)}" if jobs else "ready",
     )
+
+
+def _kept(kept: Kept) -> str:
+    """``1.2 GB, 2 environments 300 MB``."""
+    words = [size(kept.data)] if kept.data else []
+    if kept.environments:
+        words.append(f"{count(kept.environments, 'environment')} {size(kept.environments_size)}")
+    return ", ".join(words) or "nothing"
 
 
 def failed_row(host: str, message: str, hint: str) -> tuple[str, ...]:

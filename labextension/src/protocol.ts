@@ -66,6 +66,8 @@ export interface Stage {
   text: string;
   began: number;
   seconds: number;
+  /** How much of it is done, where that is known. */
+  percent: number;
 }
 
 /** The collective in which a rank waits: the `number`-th of its `group`. */
@@ -238,6 +240,7 @@ export interface Options {
   include: string[];
   exclude: string[];
   sync: string[];
+  env_sync: boolean;
   background: boolean;
   name: string | null;
   restarts: number;
@@ -303,6 +306,18 @@ export interface Reach {
   login: string;
 }
 
+/** The packages of the notebook that a host lacks, or has in another version. */
+export interface Wanted {
+  /** `numpy==2.3.1`. */
+  pins: string[];
+  /** Versions of the distributions that the host has, by their normalised names. */
+  present: Record<string, string>;
+  /** Of the host's Python. */
+  release: string;
+  /** As in `Inventory`. */
+  platform: string;
+}
+
 /** One node's part of the plan: its global ranks in order of local rank, and the GPU of each (empty on CPUs). */
 export interface NodePlan {
   name: string;
@@ -319,6 +334,8 @@ export interface NodePlan {
   reach: Reach;
   /** The host name; empty if it is not known yet. */
   host: string;
+  /** With `--env-sync`: what is to be installed there. */
+  packages: Wanted | null;
 }
 
 /** The strategy of one job. The product of all degrees is the world size. */

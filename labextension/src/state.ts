@@ -196,7 +196,14 @@ function applyJob(state: JobState, event: Event): JobState {
     case 'job.engine':
       return { ...state, queued: need(event, 'state') === 'queued' ? inQueue(event) : '' };
     case 'job.stage': {
-      const stage = { text: String(need(event, 'text')), began: event.t, seconds: get(event, 'seconds', 0) };
+      const percent = get(event, 'percent', 0);
+      if (percent) {
+        return {
+          ...state,
+          stages: state.stages.map((one, i, all) => (i === all.length - 1 ? { ...one, percent } : one))
+        };
+      }
+      const stage = { text: String(need(event, 'text')), began: event.t, seconds: get(event, 'seconds', 0), percent };
       return { ...state, stages: [...over(state.stages, event.t), stage] };
     }
     case 'job.running':

@@ -112,7 +112,8 @@ export const PLAN: Plan = {
       interface: 'lo',
       host: '',
       threads: 1,
-      reach: { python: '', scratch: '', setup: '', forward: '', login: '', bring: '' }
+      reach: { python: '', scratch: '', setup: '', forward: '', login: '', bring: '' },
+      packages: null
     }
   ],
   fresh: false,

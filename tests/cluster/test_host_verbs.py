@@ -51,8 +51,10 @@ def programs(cluster: Cluster, node: str) -> list[str]:
 def test_every_host_has_its_row(cluster: Cluster) -> None:
     cluster.poweroff("node3")
     rows = said("nodes --hosts @both,node9,node3 --host-option node2.python=/usr/bin/python3").splitlines()
-    assert rows[0].split() == ["HOST", "GPUS", "CORES", "MEMORY", "DISK", "CLOCK", "TORCH", "PYTHON", "STATE"]
-    assert re.fullmatch(rf"node1 +none +\d+ +\S+ GB +\S+ [GT]B +same +2\S+ +3\.\S+ {PYTHON} +ready", rows[1])
+    assert rows[0].split() == ["HOST", "GPUS", "CORES", "MEMORY", "DISK", "KEPT", "CLOCK", "TORCH", "PYTHON", "STATE"]
+    assert re.fullmatch(
+        rf"node1 +none +\d+ +\S+ GB +\S+ [GT]B +(nothing|\S+ \w+) +same +2\S+ +3\.\S+ {PYTHON} +ready", rows[1]
+    )
     assert "node2" in rows[2] and "has no torch in /usr/bin/python3" in rows[2]
     assert "node9" in rows[3] and "Could not resolve" in rows[3] and "→ check the name" in rows[3]
     assert rows[4].startswith("node3 ") and "ready" not in rows[4]

@@ -21,7 +21,7 @@ FEW = settings(max_examples=50, deadline=None)
 LINE = (
     "--ranks 3 --hosts a,b:2 --host-option a.python=/p "
     "--launcher slurm --nodes 2 --remote --restarts 2 --backend gloo --numa-binding node --out a,b --collect all "
-    "--include z --exclude big --exclude x,y --sync data --background "
+    "--include z --exclude big --exclude x,y --sync data --env-sync --background "
     "--strategy fsdp+tp -O tp=2 --option cpu_offload=1 --config c.yaml --precision bf16 --compile "
     "--activation-checkpointing --grad-accumulation 4 --verify 20 --profile 3 --checkpoint ckpt --resume "
     "--stall 5m --stall-kill "
@@ -53,6 +53,7 @@ ALL = Options(
     include=("z",),
     exclude=("big", "x", "y"),
     sync=("data",),
+    env_sync=True,
     background=True,
     name="my run",
     timeout=7200.0,

@@ -10,7 +10,7 @@ from jupyter_torchdist.protocol.bundle import Captured
 from jupyter_torchdist.protocol.errors import OptionError
 from jupyter_torchdist.protocol.events import ErrorRecord, Event
 from jupyter_torchdist.protocol.gauges import Gauges
-from jupyter_torchdist.protocol.plan import Gpu, Inventory, NodePlan, Plan, Reach
+from jupyter_torchdist.protocol.plan import Gpu, Inventory, Kept, NodePlan, Plan, Reach
 from jupyter_torchdist.protocol.spec import JobSpec, Options
 from jupyter_torchdist.protocol.state import JobState, RankState, Waiting, apply, fold
 from jupyter_torchdist.views import failure_text, host_text, job_text, plan_tables, wording
@@ -199,9 +199,10 @@ def test_the_inventory_names_gpus_and_their_processes() -> None:
 def test_a_host_has_one_row_with_its_gpus_its_clock_and_its_jobs() -> None:
     gpus = Gpu("GPU-1", 0, "H200", 9, 0), Gpu("GPU-2", 1, "H200", 9, 5, (7,))
     host = Inventory("gpu1", 8, 2_000_000, gpus, "3.11.7", "2.13", 5_000, reach=Reach(python="/p"))
-    words = ("gpu1", "1 of 2 free, H200", "8", "2 MB", "5 kB", "-2.1 s", "2.13", "3.11.7 /p", "runs j")
-    assert host_text.row(host, -2.1, ["j"]) == words
-    assert host_text.row(host, 0.3, [])[5::3] == ("same", "ready")
+    kept = "3 MB, 2 environments 1 kB"
+    words = ("gpu1", "1 of 2 free, H200", "8", "2 MB", "5 kB", kept, "-2.1 s", "2.13", "3.11.7 /p", "runs j")
+    assert host_text.row(host, -2.1, ["j"], Kept(3_000_000, 2, 1_000)) == words
+    assert host_text.row(host, 0.3, [], Kept())[5:7] == ("nothing", "same")
     failed = host_text.failed_row("gpu2", "gpu2: no route", "plug it in")
     assert (failed[0], failed[-1]) == ("gpu2", "no route → plug it in")
     assert host_text.hosts_table([words, failed]).count("\n") == 2

@@ -42,7 +42,7 @@ class SshLauncher(ChannelPerNode):
         hosts = hosts_of(options.hosts, options.host_option)
         if not hosts:
             raise LaunchError("--launcher ssh needs hosts", "write --hosts HOST,HOST")
-        return probe(hosts)
+        return probe(hosts, warm=not options.env_sync)
 
     def connect(self, node: NodePlan) -> Channel:
         """Through the forwarded socket at first; later, when that has broken or was closed at once, by a session."""
@@ -147,9 +147,9 @@ def let_go() -> None:
             kept.popitem()[1].close()
 
 
-def probe(hosts: Sequence[Host]) -> tuple[Inventory, ...]:
-    """The inventories, in order. Each host starts a warm process. Raises ``LaunchError`` that names all that failed."""
-    return tuple(one.forwarded() for one in _all_well(ask(hosts, warm=True)))
+def probe(hosts: Sequence[Host], *, warm: bool = True) -> tuple[Inventory, ...]:
+    """The inventories, in order, with software. Raises ``LaunchError`` that names all that failed."""
+    return tuple(one.forwarded() for one in _all_well(ask(hosts, software=True, warm=warm)))
 
 
 def _all_well(asked: list[Asked]) -> list[Asked]:
@@ -160,9 +160,9 @@ def _all_well(asked: list[Asked]) -> list[Asked]:
     return asked
 
 
-def ask(hosts: Sequence[Host], *, warm: bool = False) -> list[Asked]:
+def ask(hosts: Sequence[Host], *, software: bool = False, warm: bool = False) -> list[Asked]:
     """What each host has, in order. ``warm``: it also has a warm process ready soon."""
-    questions: list[dict[str, Any]] = [{"type": "hello", "process": ProcessId.mine().to_json(), "software": warm}]
+    questions: list[dict[str, Any]] = [{"type": "hello", "process": ProcessId.mine().to_json(), "software": software}]
     return _ask_all(hosts, "relay", [*questions, {"type": "warm"}] if warm else questions)
 
 

@@ -13,6 +13,8 @@ from ...protocol import codec
 from ...protocol.bundle import Manifest
 from ...protocol.disk import read_plain
 from ...protocol.paths import JobPaths
+from ...protocol.plan import Kept
+from . import environments
 from .replica import discard, replica_blobs
 
 KEPT_DAYS = 7
@@ -31,6 +33,7 @@ def sweep(scratch: Path, wanted: Collection[str]) -> None:
         for root in list((scratch / "jobs").iterdir()):
             if now - _changed(root) > KEPT_DAYS * DAY:
                 discard(JobPaths(root))
+    environments.sweep(scratch)
     blobs = replica_blobs(scratch)
     kept: list[tuple[float, int, Path]] = []
     for entry in list(os.scandir(blobs)):
@@ -49,6 +52,14 @@ def use(blob: Path) -> None:
     with contextlib.suppress(OSError):
         if time.time() - blob.stat().st_mtime > DAY:
             os.utime(blob)
+
+
+def kept(scratch: Path) -> Kept:
+    """What is there."""
+    data = 0
+    with contextlib.suppress(OSError):
+        data = sum(entry.stat().st_size for entry in os.scandir(scratch / "blobs"))
+    return Kept(data, *environments.kept(scratch))
 
 
 def _changed(root: Path) -> float:

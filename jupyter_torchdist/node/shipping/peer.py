@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from ...protocol.machine import inventory
 from ...protocol.paths import safe_name, scratch_dir
@@ -16,7 +17,8 @@ from ...protocol.plan import Inventory
 from ...protocol.process import ProcessId
 from ...protocol.wire import messages
 from ...protocol.wire.channel import Channel
-from .keeping import sweep, use
+from .environments import Environment
+from .keeping import kept, sweep, use
 from .replica import Incoming, prepare, replica_blobs, replica_paths
 from .synced import Synced
 from .tail import Shipment
@@ -35,15 +37,23 @@ class Peer:
     heard: float = field(default_factory=time.monotonic)
     incoming: Incoming = field(default_factory=Incoming)
     synced: Synced | None = None
+    environment: Environment | None = None
+    """Of the job's ranks, with ``--env-sync``."""
     login: messages.Login | None = None
     """Of a connection from another machine."""
     name: str = field(default_factory=partial(secrets.token_hex, 8))
 
     def prepare(self, said: messages.Prepare) -> list[str]:
         """Make room for a job, and store its files. Returns what is to come: blobs, and files of ``--sync``."""
-        sweep(self.scratch, said.blobs)
-        missing = prepare(self.scratch, said.job, said.files, said.blobs, said.store)
-        for digest in set(said.blobs).difference(missing):
+        blobs = [*said.blobs]
+        if said.wheels and self.login:
+            self.environment = Environment.of(self.scratch, self.login, said.wheels)
+            blobs += [] if self.environment.whole else said.wheels.values()
+        sweep(self.scratch, blobs)
+        missing = prepare(self.scratch, said.job, said.files, blobs, said.store)
+        if self.environment:
+            self.environment.use(replica_paths(self.scratch, said.job).root)
+        for digest in set(blobs).difference(missing):
             use(replica_blobs(self.scratch) / safe_name(digest))
         if self.synced:
             self.synced.close()
@@ -68,6 +78,24 @@ class Peer:
     @property
     def scratch(self) -> Path:
         return scratch_dir(self.environ)
+
+    def welcome(
+        self, software: bool, warm: list[dict[str, Any]], jobs: list[str], place: str, addresses: list[str]
+    ) -> dict[str, Any]:
+        """The answer to ``hello``. ``place``: of the agent's socket."""
+        return {
+            "type": "welcome",
+            "process": ProcessId.mine().to_json(),
+            "inventory": self.inventory(software).to_json(),
+            "warm": warm,
+            "jobs": jobs,
+            "addresses": addresses,
+            "interpreter": self.login.python if self.login else "",
+            "login": self.name if self.login else "",
+            "socket": place,
+            "clock": time.time(),
+            "kept": kept(self.scratch).to_json() if self.login else {},
+        }
 
     def inventory(self, software: bool) -> Inventory:
         """As the login sees this machine: its packages may be others than ours."""

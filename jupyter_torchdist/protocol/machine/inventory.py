@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ..paths import scratch_dir
 from ..plan import Gpu, Inventory, Software
-from . import tickets
+from . import packages, tickets
 from .limits import limits
 from .nvml import Nvml
 
@@ -28,6 +28,7 @@ def local_inventory(environ: Mapping[str, str] | None = None) -> Inventory:
         memory=_available_memory(),
         gpus=visible(tickets.with_jobs(gpus()), environ.get("CUDA_VISIBLE_DEVICES")),
         python=sys.version.split()[0],
+        platform=packages.platform(),
         torch=installed("torch"),
         disk=_free_disk(scratch_dir(environ)),
         numactl=shutil.which("numactl", path=environ.get("PATH")) is not None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import socket
@@ -14,6 +15,7 @@ from ..errors import LaunchError
 from ..paths import make_private, runtime_dir
 from ..process import JOB_TOKEN, check_ranks
 from ..version import agent_directory
+from .channel import Channel
 
 _START_SECONDS = 20.0
 
@@ -99,6 +101,34 @@ def _tell(pipe: Path, line: str) -> None:
             os.close(fd)
     except OSError as error:
         raise LaunchError(f"the engine's process at {pipe} does not answer ({error.strerror})") from error
+
+
+class Door:
+    """Lets in connections of this user at a listening socket."""
+
+    def __init__(self, listener: socket.socket) -> None:
+        self.listener = listener
+        self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+
+    def accept(self) -> Channel | None:
+        """The next one; None for another user's, and at the limit of descriptors."""
+        try:
+            connection, _ = self.listener.accept()
+        except OSError:
+            self._turn_away()
+            return None
+        if peer_uid(connection) != os.getuid():
+            connection.close()
+            return None
+        fd = connection.detach()
+        return Channel(fd, fd)
+
+    def _turn_away(self) -> None:
+        """A peer that waits in the queue would wake this process for ever."""
+        os.close(self._spare)
+        with contextlib.suppress(OSError):
+            self.listener.accept()[0].close()
+        self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
 
 
 def peer_uid(connection: socket.socket) -> int:

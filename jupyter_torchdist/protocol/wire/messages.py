@@ -10,6 +10,7 @@ from typing import Any
 
 from ..errors import ChannelError
 from ..events import ProfileRequest
+from ..plan import Kept
 from ..process import ProcessId
 from ..trees import Tree
 from ..typed import Malformed, Record
@@ -77,6 +78,8 @@ class Prepare(Record):
     """Directories of ``--sync``: the answer names files that are missing, as if they were blobs."""
     cwd: str = ""  # of the ranks, where the node has it
     attempt: int = 1
+    wheels: Files = field(default_factory=dict)
+    """With ``--env-sync``: the digests of wheels, by file name. They come as blobs do."""
 
 
 @dataclass(frozen=True)
@@ -128,7 +131,8 @@ class OfJob(Record):
     """``stacks``: every rank writes its stacks and dumps its recorder; an event says where it is.
 
     ``forget``: the driver has everything. ``copy``: a machine without the job's directory wants to take the job over;
-    ``job`` may also be its name, or the beginning of its id.
+    ``job`` may also be its name, or the beginning of its id. ``build``: make the environment of the wheels, which are
+    all there; the answer is ``built``.
     """
 
     job: str
@@ -194,6 +198,7 @@ DRIVER_SAYS: dict[str, type[Record]] = {
     "forget": OfJob,
     "steward": Steward,
     "copy": OfJob,
+    "build": OfJob,
     "ping": Ping,
     "stop_warm": Nothing,
 }
@@ -219,6 +224,7 @@ class Welcome(Record):
     """Path of the agent's socket on the node."""
     clock: float = 0.0
     """The node's time, in seconds since the epoch."""
+    kept: Kept = field(default_factory=Kept)
 
 
 @dataclass(frozen=True)
@@ -261,10 +267,11 @@ class Examined(Record):
 
 @dataclass(frozen=True)
 class Missing(Record):
-    """Blobs that the node lacks."""
+    """Blobs that the node lacks. ``built``: the environment of the job's wheels is there."""
 
     job: str
     blobs: tuple[str, ...]
+    built: bool = False
 
 
 @dataclass(frozen=True)
@@ -273,6 +280,13 @@ class Stored(Record):
 
     digest: str
     right: bool
+
+
+@dataclass(frozen=True)
+class Built(Record):
+    """The environment of the job's wheels is there."""
+
+    job: str
 
 
 @dataclass(frozen=True)
@@ -354,6 +368,7 @@ AGENT_SAYS: dict[str, type[Record]] = {
     "examined": Examined,
     "missing": Missing,
     "stored": Stored,
+    "built": Built,
     "grown": Grown,
     "bytes": FileBytes,
     "whole": Whole,

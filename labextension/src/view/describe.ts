@@ -101,7 +101,10 @@ export function stageOf(state: JobState): string {
     return trans('proving the first steps');
   }
   const last = state.stages.at(-1);
-  return state.state === 'starting' && last && !last.seconds ? last.text : '';
+  if (state.state !== 'starting' || !last || last.seconds) {
+    return '';
+  }
+  return last.percent ? `${last.text}, ${last.percent} %` : last.text;
 }
 
 /** What the reader should know beside the state: notes of capture and driver, lines that a full disk did not take. */

@@ -40,18 +40,7 @@ def make_plan(
     _check_range(options, len(inventories))
     for inventory in inventories:
         _check_software(inventory, inventories)
-    gpus: list[tuple[Gpu, ...]] = [() for _ in inventories]
-    if options.ranks is None:
-        gpus = _gpus_of_each(options.gpus, inventories, busy or {}, set(own))
-        counts = [len(chosen) for chosen in gpus]
-    else:
-        counts = places(options.ranks, inventories, [options.ranks for _ in inventories])
-        if not (options.plan and options.strategy):  # --plan with a strategy may be for another machine
-            for count, inventory in zip(counts, inventories, strict=True):
-                _check_cpu(count, inventory)
-    for chosen, inventory in zip(gpus, inventories, strict=True):
-        if options.numa_binding:
-            _check_binding(chosen, inventory)
+    counts, gpus = _placed(options, inventories, busy or {}, set(own))
     nodes = _nodes(counts, gpus, inventories)
     every_gpu = tuple(gpu for chosen in gpus for gpu in chosen)
     world_size = sum(counts)
@@ -94,6 +83,25 @@ def _selected(
         room = [len(free_of(one.gpus, busy, own)) if options.ranks is None else one.cores for one in inventories]
         inventories = as_few_as_will_do(options.ranks or options.gpus, inventories, room)
     return inventories
+
+
+def _placed(
+    options: Options, inventories: Sequence[Inventory], busy: Mapping[str, str], own: set[int]
+) -> tuple[list[int], list[tuple[Gpu, ...]]]:
+    """How many ranks each node has, and on which GPUs."""
+    gpus: list[tuple[Gpu, ...]] = [() for _ in inventories]
+    if options.ranks is None:
+        gpus = _gpus_of_each(options.gpus, inventories, busy, own)
+        counts = [len(chosen) for chosen in gpus]
+    else:
+        counts = places(options.ranks, inventories, [options.ranks for _ in inventories])
+        if not (options.plan and options.strategy):  # --plan with a strategy may be for another machine
+            for count, inventory in zip(counts, inventories, strict=True):
+                _check_cpu(count, inventory)
+    if options.numa_binding:
+        for chosen, inventory in zip(gpus, inventories, strict=True):
+            _check_binding(chosen, inventory)
+    return counts, gpus
 
 
 def _check_range(options: Options, hosts: int) -> None:

@@ -145,6 +145,9 @@ def discard(paths: JobPaths) -> None:
 YOUNG = 3600.0
 """Seconds for which a blob that no job uses is kept, and after which a draft counts as abandoned."""
 
+UNUSED = 30 * 86400.0
+"""Seconds after which packages for hosts that no job has used are removed."""
+
 
 @dataclass(frozen=True)
 class Collected:
@@ -162,7 +165,7 @@ def collect_garbage(
     now: float | None = None,
 ) -> Collected:
     """Remove ended jobs older than ``max_age`` (seconds since their end), then the oldest ended jobs until the data
-    directory holds at most ``max_bytes``, then blobs that no job names.
+    directory holds at most ``max_bytes``, then blobs that no job names, and old packages for hosts.
 
     Keeps running, orphaned and unreachable jobs, and blobs that a job under creation may use. ``now`` is in seconds
     since the epoch. Raises ``StoreError``.
@@ -177,6 +180,9 @@ def collect_garbage(
     if max_bytes is not None:
         going += _until_it_fits(home, [summary.job for summary in ended if summary.job not in going], max_bytes)
     blobs = _unnamed_blobs(home, now)
+    for packages in _children(home.wheels):
+        if min(_age(path, now) for path in (packages, *_children(packages))) > UNUSED:
+            shutil.rmtree(packages, ignore_errors=True)
     return Collected(tuple(going), blobs, max(0, before - _held(home)))
 
 
@@ -263,8 +269,8 @@ def _age(path: Path, now: float) -> float:
 
 
 def _held(home: Home) -> int:
-    """Bytes of all jobs and blobs."""
-    return sum(_sizes(home.jobs, home.blobs))
+    """Bytes of all jobs, blobs and packages."""
+    return sum(_sizes(home.jobs, home.blobs, home.wheels))
 
 
 def _sizes(*roots: Path) -> Iterator[int]:

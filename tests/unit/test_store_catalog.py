@@ -227,6 +227,17 @@ def test_what_dead_processes_left_is_collected(place: Home) -> None:
     assert not any(path.exists() for path in leftovers)
 
 
+def test_packages_for_hosts_that_no_job_has_used_for_long_are_collected(place: Home) -> None:
+    for name, age in (("old", catalog.UNUSED + 60), ("new", 60)):
+        (place.wheels / name).mkdir(parents=True)
+        for file, since in (("list.json", age), ("a-1-py3-none-any.whl", 2 * catalog.UNUSED)):
+            (place.wheels / name / file).write_text("x" * 100)
+            os.utime(place.wheels / name / file, (time.time() - since,) * 2)
+        os.utime(place.wheels / name, (time.time() - age,) * 2)
+    assert catalog.collect_garbage(place).size == 200
+    assert [path.name for path in place.wheels.iterdir()] == ["new"]
+
+
 def test_the_default_is_the_users_data_directory(home: Path) -> None:
     job = make(Home(home), "20260101-000000-aaaaaa")
     assert [item.job for item in catalog.jobs()] == [job.spec.job]

@@ -7,10 +7,11 @@ import re
 import subprocess
 from pathlib import Path
 
+from jupyter_torchdist.node.unattended.neighbours import LAST_WORDS_SECONDS
 from tests.cluster.cluster import Cluster
 from tests.leaks import command_of, is_warm, open_files, wait_until
 
-PATIENCE = 15.0
+PATIENCE = LAST_WORDS_SECONDS + 15.0
 """Seconds that processes on the hosts have to end after their test."""
 
 

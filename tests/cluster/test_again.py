@@ -45,7 +45,8 @@ value = os.environ["TORCHELASTIC_RESTART_COUNT"], size, socket.gethostname()
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize(("gone", "left"), [("node1", "node2"), pytest.param("node2", "node1", marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize(("gone", "left"), [("node1", "node2"), ("node2", "node1")])
 def test_the_ranks_go_on_where_a_host_is_left(pool: DriverPool, cluster: Cluster, gone: str, left: str) -> None:
     job = start(pool, AGAIN, "--hosts node1,node2 --ranks 4 --nodes 1:2 --restarts 1 --collect all --out value")
     assert wait_until(lambda: all("waits" in job.logs(rank) for rank in range(4)), PATIENCE)
@@ -126,7 +127,9 @@ SIX = "--hosts node1,node2,node3 --ranks 6 --nodes 2:3 --restarts 2 --collect al
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(("gone", "left"), [("node1", ["node2", "node3"]), ("node3", ["node1", "node2"])])
+@pytest.mark.parametrize(
+    ("gone", "left"), [("node1", ["node2", "node3"]), pytest.param("node3", ["node1", "node2"], marks=pytest.mark.soak)]
+)
 def test_two_of_three_hosts_go_on_by_themselves(
     pool: DriverPool, cluster: Cluster, everywhere: Path, tmp_path: Path, gone: str, left: list[str]
 ) -> None:

@@ -201,7 +201,10 @@ def test_a_driver_that_is_killed_is_followed_by_another(pool: DriverPool, cluste
 
 @pytest.mark.parametrize(
     ("option", "state", "reason"),
-    [("--lease 2s", "failed", "--lease"), ("--timeout 15s", "timed_out", "--timeout 15s")],
+    [
+        ("--lease 2s", "failed", "--lease"),
+        pytest.param("--timeout 15s", "timed_out", "--timeout 15s", marks=pytest.mark.soak),
+    ],
 )
 def test_ranks_without_a_driver_end_in_time_and_their_logs_stay(
     pool: DriverPool, cluster: Cluster, option: str, state: str, reason: str

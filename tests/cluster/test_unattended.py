@@ -68,7 +68,8 @@ def begin(pool: DriverPool, options: str = TWO, source: str = STEPS) -> Job:
     return job
 
 
-@pytest.mark.parametrize(("gone", "left"), [("node2", "node1"), pytest.param("node1", "node2", marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize(("gone", "left"), [("node2", "node1"), ("node1", "node2")])
 def test_a_host_that_dies_ends_the_ranks_of_the_other_one(
     pool: DriverPool, cluster: Cluster, gone: str, left: str
 ) -> None:

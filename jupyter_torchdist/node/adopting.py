@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 
 from ..protocol import codec
@@ -42,7 +43,9 @@ def adopted(paths: JobPaths, said: Follow) -> NodeJob:
 
 def killed(job: NodeJob) -> str:
     """Why the launcher is gone, where somebody has ended the agent, too."""
-    called = next(node.called for node in job.plan.nodes if node.name == job.node)
+    called = job.node
+    with contextlib.suppress(OSError):  # it may not have come here yet
+        called = next(node.called for node in job.plan.nodes if node.name == job.node)
     words = f"everything of the job on {called} was killed from outside, our agent too"
     if limits().kills:
         return (

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import sys
+import threading
+
 import pytest
 
-from jupyter_torchdist.usercode.frames import OURS
+from jupyter_torchdist.usercode.frames import OURS, places_of_main
 from jupyter_torchdist.usercode.stacks import in_loader, in_user_code, place, threads
 
 HEAD = "Thread 0x00007f (most recent call first):\n"
@@ -71,3 +74,18 @@ def test_nothing_was_written() -> None:
     assert place("") == ""
     assert threads("Fatal Python error\n") == []
     assert not in_loader("") and not in_user_code("")
+
+
+def test_another_thread_sees_where_the_main_thread_is() -> None:
+    found: list[list[tuple[str, int]]] = []
+    thread = threading.Thread(target=lambda: found.append(places_of_main()))
+    thread.start()
+    line = sys._getframe().f_lineno + 1
+    thread.join()
+    own = [place for place in found[0] if place[0] == __file__]
+    assert own and own[0][1] in range(line - 2, line + 1)
+    around, outer = sys._getframe().f_back, []
+    while around is not None:
+        outer.append(around.f_code.co_filename)
+        around = around.f_back
+    assert [file for file, _ in found[0]][-len(outer) :] == outer

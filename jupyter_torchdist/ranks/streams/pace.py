@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
-import threading
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,7 +16,7 @@ from typing import Any
 from ...protocol import codec
 from ...protocol.disk import read_records, write_record
 from ...protocol.gauges import PLACE, Gauges
-from ...usercode.frames import OURS, is_users
+from ...usercode.frames import OURS, is_users, places_of_main
 from ...usercode.stacks import LOADER
 
 PERIOD = 0.25
@@ -51,14 +49,13 @@ class Pace:
 
     def look(self) -> None:
         """Note what the main thread does now, and write the shares now and then."""
-        frame = sys._current_frames().get(threading.main_thread().ident or 0)
         loads, place = False, ""
-        while frame is not None:
-            file = frame.f_code.co_filename
+        for file, line in places_of_main():
+            if place and file.startswith(OURS):  # what runs the user's code
+                break
             if not place and is_users(file):
-                place = f"{file}, line {frame.f_lineno}"
+                place = f"{file}, line {line}"
             loads = loads or LOADER in file
-            frame = None if place and file.startswith(OURS) else frame.f_back  # what runs the user's code
         self._looks.append(("loads" if loads else self._doing(), place))
         self._count += 1
         if self._count % _EVERY == 0:

@@ -15,16 +15,15 @@ import ctypes
 import faulthandler
 import os
 import struct
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, MutableMapping
+from collections.abc import Callable, Iterable, MutableMapping
 from pathlib import Path
 from typing import Any
 
 from ...protocol import codec
 from ...protocol.paths import NodePaths
-from ...usercode.frames import is_users
+from ...usercode.frames import is_users, places_of_main
 from . import flight
 
 KEPT = 100
@@ -91,7 +90,7 @@ class Recording:
         if not self._lock.acquire(timeout=PATIENCE):
             return
         try:
-            line = self._last or self._line(end, innermost(_frames()) if place is None else place)
+            line = self._last or self._line(end, innermost(places_of_main()) if place is None else place)
             self._last = line if end else self._last
             fd = os.open(self._file, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
@@ -117,14 +116,6 @@ def _watches(events: bytes) -> set[int]:
 def innermost(places: Iterable[tuple[str, int]]) -> str:
     """The first line of the user's code among (file, line): ``Cell In[3], line 6``; empty if there is none."""
     return next((f"{file}, line {line}" for file, line in places if is_users(file)), "")
-
-
-def _frames() -> Iterator[tuple[str, int]]:
-    """Where the main thread is, from inner to outer."""
-    frame = sys._current_frames().get(threading.main_thread().ident or 0)
-    while frame is not None:
-        yield frame.f_code.co_filename, frame.f_lineno
-        frame = frame.f_back
 
 
 def _shortened(dump: dict[str, Any]) -> dict[str, Any]:

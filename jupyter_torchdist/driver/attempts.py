@@ -17,6 +17,7 @@ from ..protocol.wire.again import Again as Begun
 from ..protocol.wire.again import in_vain, last_step
 from ..protocol.world import World
 from ..store.files import publish_json
+from ..views.wording import others
 from .policy import Again, AttemptStatus, Finish, follows
 
 
@@ -96,6 +97,5 @@ def followed(paths: JobPaths, plan: Plan, spec: JobSpec, begun: Begun) -> Plan:
 
 def in_words(end: Finish, plan: Plan, begun: Begun) -> str:
     """What a note says of it. ``end``: of the attempt before."""
-    count, which = len(plan.nodes), f"{begun.restarts} of {plan.restarts}"
-    where = "host" if count == 1 else f"{count} hosts"
+    where, which = others(len(plan.nodes), "host"), f"{begun.restarts} of {plan.restarts}"
     return f"{end.reason}; all ranks were started again on the other {where} ({which}), without this machine"

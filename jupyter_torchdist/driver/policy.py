@@ -10,7 +10,7 @@ from typing import Any
 from ..protocol.events import Event
 from ..protocol.plan import Plan
 from ..protocol.state import RANK_ENDS, JobState, RankState
-from ..views.wording import duration, first_few
+from ..views.wording import duration, first_few, others
 from . import findings
 
 STOP_GRACE = 1.0
@@ -168,9 +168,9 @@ def _again(plan: Plan, state: JobState, standing: AttemptStatus) -> Again | None
     if stopped or not begun or state.restarts >= plan.restarts or end.state == "succeeded":
         return None
     number, left = state.restarts + 1, len(plan.nodes) - len(standing.lost)
-    which, others = f"{number} of {plan.restarts}", "host" if left == 1 else f"{left} hosts"
+    which = f"{number} of {plan.restarts}"
     if standing.lost and plan.least_nodes is not None and left >= plan.least_nodes:
-        note = f"{end.reason}; all ranks are started again on the other {others} ({which})"
+        note = f"{end.reason}; all ranks are started again on the other {others(left, 'host')} ({which})"
         return Again(note, plan.fresh, number, end, standing.lost)
     moved = saved or (standing.taken is not None and state.ranks)
     if moved or (not standing.lost and (standing.missed or (end.state == "failed" and state.failures()))):

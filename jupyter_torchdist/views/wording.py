@@ -45,6 +45,11 @@ def count(number: int, noun: str, plural: str = "") -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {plural or noun + 's'}"
 
 
+def others(number: int, noun: str) -> str:
+    """After *the other*: ``host``, ``3 hosts``."""
+    return noun if number == 1 else count(number, noun)
+
+
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Left-aligned columns, separated by two blanks; the last column is not padded."""
     lines = [list(header), *([str(cell) for cell in row] for row in rows)]

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from ..protocol.errors import JobNotFound, StoreError
 from ..protocol.events import FINAL_STATES
+from ..protocol.machine.packages import KEPT_SECONDS
 from ..protocol.paths import Home, JobPaths, is_safe
 from ..protocol.paths import home as default_home
 from . import cache, journal, liveness
@@ -145,9 +146,6 @@ def discard(paths: JobPaths) -> None:
 YOUNG = 3600.0
 """Seconds for which a blob that no job uses is kept, and after which a draft counts as abandoned."""
 
-UNUSED = 30 * 86400.0
-"""Seconds after which packages for hosts that no job has used are removed."""
-
 
 @dataclass(frozen=True)
 class Collected:
@@ -181,7 +179,7 @@ def collect_garbage(
         going += _until_it_fits(home, [summary.job for summary in ended if summary.job not in going], max_bytes)
     blobs = _unnamed_blobs(home, now)
     for packages in _children(home.wheels):
-        if min(_age(path, now) for path in (packages, *_children(packages))) > UNUSED:
+        if min(_age(path, now) for path in (packages, *_children(packages))) > KEPT_SECONDS:
             shutil.rmtree(packages, ignore_errors=True)
     return Collected(tuple(going), blobs, max(0, before - _held(home)))
 

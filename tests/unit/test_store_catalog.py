@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from jupyter_torchdist.protocol.errors import JobNotFound, StoreError
+from jupyter_torchdist.protocol.machine.packages import KEPT_SECONDS
 from jupyter_torchdist.protocol.paths import Home
 from jupyter_torchdist.protocol.process import ProcessId
 from jupyter_torchdist.protocol.spec import Options
@@ -228,9 +229,9 @@ def test_what_dead_processes_left_is_collected(place: Home) -> None:
 
 
 def test_packages_for_hosts_that_no_job_has_used_for_long_are_collected(place: Home) -> None:
-    for name, age in (("old", catalog.UNUSED + 60), ("new", 60)):
+    for name, age in (("old", KEPT_SECONDS + 60), ("new", 60)):
         (place.wheels / name).mkdir(parents=True)
-        for file, since in (("list.json", age), ("a-1-py3-none-any.whl", 2 * catalog.UNUSED)):
+        for file, since in (("list.json", age), ("a-1-py3-none-any.whl", 2 * KEPT_SECONDS)):
             (place.wheels / name / file).write_text("x" * 100)
             os.utime(place.wheels / name / file, (time.time() - since,) * 2)
         os.utime(place.wheels / name, (time.time() - age,) * 2)

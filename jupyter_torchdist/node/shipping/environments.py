@@ -21,6 +21,7 @@ from pathlib import Path
 
 from ...protocol import codec
 from ...protocol.disk import size_of
+from ...protocol.machine.packages import KEPT_SECONDS
 from ...protocol.paths import make_private, safe_name
 from ...protocol.typed import Record
 from ...protocol.wire.messages import Login
@@ -29,9 +30,6 @@ from .replica import replica_blobs, write_private
 
 MARK = "whole"
 """The file that says that an environment is whole. Its text is the environment's size in bytes."""
-
-KEPT_DAYS = 30
-"""An environment that no job used for so many days is deleted."""
 
 
 @dataclass(frozen=True)
@@ -198,7 +196,7 @@ def sweep(scratch: Path) -> None:
     needed = {path.read_text() for path in scratch.glob("jobs/*/environment")}
     for mark in scratch.glob(f"envs/*/{MARK}"):
         with contextlib.suppress(OSError):
-            if time.time() - mark.stat().st_mtime > KEPT_DAYS * 86400 and mark.parent.name not in needed:
+            if time.time() - mark.stat().st_mtime > KEPT_SECONDS and mark.parent.name not in needed:
                 mark.unlink()
                 shutil.rmtree(mark.parent, ignore_errors=True)
 

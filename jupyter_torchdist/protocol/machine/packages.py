@@ -6,6 +6,9 @@ import contextlib
 import os
 import sysconfig
 
+KEPT_SECONDS = 30 * 86400.0
+"""What ``--env-sync`` has made or got is deleted when no job has used it for so long."""
+
 
 def platform() -> str:
     """Of this machine, as names of wheels have it."""

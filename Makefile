@@ -24,7 +24,7 @@ WORKERS ?= 3
 # Our processes are short-lived and many: without compiled files each would compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo diagnose-score test test-alone test-jobs test-unit test-cluster test-engines test-spark test-ranks test-differential test-strategies test-deepspeed test-trackers test-browser test-front test-torch test-releases seen lint format docs bench soak lab front browser cluster engines screenshots wheel clean
+.PHONY: demo diagnose-score test test-alone test-jobs test-unit test-cluster test-engines test-spark test-ranks test-differential test-strategies test-deepspeed test-trackers test-browser test-front test-torch test-releases test-other-python seen lint format docs bench soak lab front browser cluster engines screenshots wheel clean
 
 demo: $(READY) front
 	@$(BIN)/python scripts/demo.py
@@ -114,7 +114,13 @@ test-releases:
 	@$(MAKE) --no-print-directory test-torch V=2.11.0
 	@$(MAKE) --no-print-directory test-torch V=2.15.0
 
-soak: $(READY) front browser test-releases $(SPARK)/.ready engines
+# Hosts of the test bed may have another release of Python: the first of these that runs here.
+OTHER ?= $(firstword $(foreach one,3.10 3.12 3.13,$(shell python$(one) --version >/dev/null 2>&1 && echo python$(one))))
+test-other-python:
+	@if [ -n "$(OTHER)" ]; then $(MAKE) --no-print-directory test-torch PYTHON=$(OTHER); \
+	  else echo 'Only one release of Python runs here; OTHER=/path/to/python3.10 names another'; fi
+
+soak: $(READY) front browser test-releases test-other-python $(SPARK)/.ready engines
 	$(BIN)/python -m pytest -m soak -p no:randomly --timeout 3600 tests/unit tests/integration tests/differential tests/cluster tests/engines tests/strategies tests/browser
 	$(SPARK)/bin/python -m pytest -m soak -p no:randomly --timeout 3600 -k spark tests/engines
 

@@ -238,9 +238,9 @@ def words_of(job: Job, state: JobState) -> str:
     if any(rank.error for rank in state.failures()):
         return failure_text.failure(state)
     error = job.exception()
-    return (
-        in_shell(f"{type(error).__name__}: {error}") if error and not isinstance(error, JobCancelled) else state.reason
-    )
+    said = f"{type(error).__name__}: {error}" if error and not isinstance(error, JobCancelled) else state.reason
+    more = [cause.advice for cause in state.findings if cause.sentence not in said]
+    return in_shell("\n".join([said, *more]))
 
 
 def exit_status(state: JobState) -> int:

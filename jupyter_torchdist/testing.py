@@ -24,7 +24,7 @@ from .launchers.local import LocalLauncher
 from .protocol import codec
 from .protocol.bundle import Manifest
 from .protocol.errors import LaunchError
-from .protocol.events import ErrorRecord, Event
+from .protocol.events import ErrorRecord, Event, Finding
 from .protocol.gauges import Gauges
 from .protocol.paths import Home, JobPaths
 from .protocol.paths import home as default_home
@@ -198,9 +198,16 @@ class FakeJob:
             self.rank(rank).started().ready()
         return self.tell("job.running")
 
-    def ended(self, state: str = "succeeded", reason: str = "", first_failure: int | None = None) -> FakeJob:
+    def ended(
+        self,
+        state: str = "succeeded",
+        reason: str = "",
+        first_failure: int | None = None,
+        findings: Sequence[Finding] = (),
+    ) -> FakeJob:
         """The end: last event, summary, journal closed."""
-        self.tell("job.ended", state=state, reason=reason, first_failure=first_failure)
+        causes = [finding.to_json() for finding in findings]
+        self.tell("job.ended", state=state, reason=reason, first_failure=first_failure, findings=causes)
         self.close()
         journal.publish_summary(self.paths, journal.state(self.paths))
         return self

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -50,13 +51,17 @@ def messages(package: Path = PACKAGE) -> list[Message]:
     """In order of file and line."""
     found: list[Message] = []
     for path in sorted(package.rglob("*.py")):
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        found += _of_module(tree, str(path.relative_to(package)))
+        found += _of_module(_tree(path), path, str(path.relative_to(package)))
     return sorted(found)
 
 
-def _of_module(tree: ast.Module, file: str) -> Iterator[Message]:
-    constants = _assigned(tree.body)
+@functools.cache
+def _tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def _of_module(tree: ast.Module, path: Path, file: str) -> Iterator[Message]:
+    constants = _imported(tree.body, path) | _assigned(tree.body)
     for node, scope in _calls(tree, constants):
         for text in _texts(node.args[0], scope) if node.args else ():
             hints = list(_texts(node.args[1], scope)) if len(node.args) > 1 else [""]
@@ -89,6 +94,19 @@ def _assigned(body: list[ast.stmt]) -> dict[str, list[ast.expr]]:
         for node in ast.walk(statement):
             if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
                 found.setdefault(node.targets[0].id, []).append(node.value)
+    return found
+
+
+def _imported(body: list[ast.stmt], path: Path) -> dict[str, list[ast.expr]]:
+    """Constants of other modules of the package."""
+    found: dict[str, list[ast.expr]] = {}
+    for node in body:
+        if isinstance(node, ast.ImportFrom) and node.level and node.module:
+            home = path.parents[node.level - 1].joinpath(*node.module.split(".")).with_suffix(".py")
+            names = [alias.name for alias in node.names if alias.name.isupper()]
+            if names and home.exists():
+                theirs = _assigned(_tree(home).body)
+                found |= {name: theirs[name] for name in names if name in theirs}
     return found
 
 

@@ -15,8 +15,8 @@ from jupyter_torchdist.feed.feed import Feed
 from jupyter_torchdist.protocol import codec
 from jupyter_torchdist.protocol.errors import ChannelError, OptionError, TorchDistError
 from jupyter_torchdist.protocol.events import KINDS, RANK, Event, Source, parse_lines
+from jupyter_torchdist.protocol.options.parsing import parse_options
 from jupyter_torchdist.protocol.paths import Home, JobPaths
-from jupyter_torchdist.protocol.spec import parse_options
 from jupyter_torchdist.protocol.state import JobState, fold
 from jupyter_torchdist.protocol.typed import Malformed
 from jupyter_torchdist.protocol.wire import beats, frames

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import builtins
 import difflib
+import inspect
 import linecache
 import pickle
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -13,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from ..protocol.bundle import Captured, Package
-from ..protocol.errors import UndefinedName
+from ..protocol.errors import CaptureError, UndefinedName
 from . import carried, modules
 from .attributes import Attributes
-from .closure import PROVIDED, Closure, Wanted, close, refused_magic
+from .closure import PROVIDED, Closure, Wanted, close, refused_history, refused_magic
 from .describe import human
 from .flow import Names
 from .names import analyse
@@ -89,7 +91,7 @@ def capture_cell(
         raise refused_magic(magic, f"line {line}")
     scope = namespace if isinstance(namespace, dict) else dict(namespace)
     kept_out = frozenset(hidden)
-    notes = _check_defined(names, {name: value for name, value in scope.items() if name not in kept_out})
+    notes = _check_defined(names, scope, kept_out)
     loaded = {name: need.line for name, need in names.needs.items()}
     named = dict.fromkeys(_included(include, scope, kept_out), "--include")
     spoken = {name: "a text of the cell" for name in sorted(names.spoken & scope.keys()) if name not in loaded}
@@ -136,7 +138,25 @@ def capture_call(
     user = f"the call of {getattr(function, '__qualname__', type(function).__name__)}"
     call = (function, tuple(args), dict(kwargs))
     wanted = Wanted(scope, {CALL: user}, labels=labels or {}, own={CALL: call}, portable=portable)
-    return _capture(wanted, [], "", (), cwd, (), 0)
+    try:
+        return _capture(wanted, [], "", (), cwd, (), 0)
+    except CaptureError as error:
+        if not error.path.startswith(CALL):
+            raise
+        path, line, words = error.path, error.line, error.message.split("\n  ")[-1]
+    # Not ``from`` that error: its frames would keep the arguments alive.
+    message = f"{user} cannot leave the notebook\n  {_as_called(function, words)}"
+    hint = "create it inside the function, and give the function what it is made from"
+    raise CaptureError(message, hint, path=path, line=line)
+
+
+def _as_called(function: Callable[..., Any], words: str) -> str:
+    """``words`` with the names of parameters and of the function where they have places in ``CALL``."""
+    kinds = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD)
+    names = [one.name for one in inspect.signature(function).parameters.values() if one.kind not in kinds]
+    words = re.sub(rf"{CALL}\[1\]\[(\d+)\]", lambda found: names[min(int(found[1]), len(names) - 1)], words)
+    words = re.sub(rf"{CALL}\[2\]\['(\w+)'\]", r"\1", words)
+    return words.replace(f"{CALL}[0]", getattr(function, "__qualname__", type(function).__name__))
 
 
 def _capture(
@@ -159,7 +179,7 @@ def _capture(
         names=closure.names,
         receipt=(*closure.receipt, *carried.receipt(state, closure.sizes)),
         bound=(*bound, *attributes.watched),
-        notes=(*notes, *more, *local.notes, *_notes(closure), *state.notes),
+        notes=(*notes, *more, *local.notes, *_notes(closure, wanted.attributes | closure.attributes), *state.notes),
         memo=closure.memo,
         stream=closure.stream,
         buffers=closure.buffers,
@@ -172,7 +192,7 @@ def _capture(
     )
 
 
-def _notes(closure: Closure) -> list[str]:
+def _notes(closure: Closure, attributes: frozenset[str]) -> list[str]:
     notes = [
         f"{item.name} is large ({human(item.size)}, {item.what}): loading it inside the cell is faster"
         for item in closure.receipt
@@ -184,6 +204,11 @@ def _notes(closure: Closure) -> list[str]:
     ]
     if closure.moved:
         notes.append(f"tensors on {', '.join(sorted(closure.moved))} are copied over the CPU")
+    if closure.graphs and "backward" in attributes:
+        names = ", ".join(closure.graphs)
+        notes.append(
+            f"backward() ends at {names}, computed in an earlier cell: compute it in this one to go on from it"
+        )
     return notes
 
 
@@ -191,9 +216,10 @@ _USUAL = {"td": "`import jupyter_torchdist as td` first"}
 """Hints for undefined names that have a usual meaning."""
 
 
-def _check_defined(names: Names, scope: Mapping[str, Any]) -> list[str]:
+def _check_defined(names: Names, namespace: Mapping[str, Any], kept_out: frozenset[str]) -> list[str]:
     """Notes on names that may be missing. Raises ``UndefinedName`` for a name that is surely missing."""
     notes = []
+    scope = {name: value for name, value in namespace.items() if name not in kept_out}
     for name, need in names.needs.items():
         if name in scope or name in PROVIDED or hasattr(builtins, name):
             continue
@@ -202,6 +228,8 @@ def _check_defined(names: Names, scope: Mapping[str, Any]) -> list[str]:
                 line = names.binds[name]
                 message = f"name {name!r} is used (line {need.line}) before the cell defines it (line {line})"
                 raise UndefinedName(message, "move its definition up", name=name)
+            if name in namespace:
+                raise refused_history(name, f"line {need.line}")
             known = [key for key in (*scope, *names.binds, *dir(builtins)) if not key.startswith("_")]
             near = difflib.get_close_matches(name, known, 1, 0.6)
             hint = _USUAL.get(name) or (f"did you mean {near[0]}?" if near else "run the cell that defines it first")

@@ -13,6 +13,7 @@ from typing import Any
 
 from ..marshal import attributes, byvalue, codes
 from ..marshal.bundle import STATES, find_current, keep_shared
+from ..marshal.commands import INSTEAD_OF_MAGICS
 from ..marshal.culprit import explain, without_frames
 from ..marshal.owned import Owned
 from ..marshal.pickler import Enter, Leave, Pickler, loaded_submodules
@@ -59,6 +60,10 @@ class Closure:
     """All names in the stream except the state of this process."""
     sizes: dict[str, int]
     """Bytes of each name in the stream."""
+    graphs: tuple[str, ...]
+    """Names of tensors whose gradients would go on to others in this process."""
+    attributes: frozenset[str]
+    """Names of attributes that functions in the stream use."""
 
 
 class NamespacePickler(Pickler):
@@ -82,11 +87,22 @@ class NamespacePickler(Pickler):
         """Global names that functions set: they may exist when another function needs them."""
         self.open: list[tuple[str, int, int]] = []
         """Names whose value is being written: (name, stream size before, size of the names inside)."""
+        self.graphs: dict[str, None] = {}
+        """Names of tensors that were computed from others, with gradients; not those in containers."""
+        self.attributes: set[str] = set()
+        """Names of attributes that functions use."""
+
+    def tensor(self, value: Any) -> Any:
+        name = self.open[-1][0] if self.open else ""
+        if value.requires_grad and not value.is_leaf and self._wanted.namespace.get(name) is value:
+            self.graphs[name] = None
+        return super().tensor(value)
 
     def globals_of(self, function: types.FunctionType) -> Iterator[tuple[Enter, Any, Leave]]:
         references = codes.references(function.__code__)
         place = self._wanted.place_of(function)
         self.stored |= references.stores.keys()
+        self.attributes |= references.attributes
         for magic, line in references.magics.items():
             raise refused_magic(magic, f"{place}, line {line})")
         for name, line in (references.commands | references.loads).items():
@@ -275,9 +291,7 @@ def _give_up(pickler: NamespacePickler, wanted: Wanted, error: Exception) -> tup
     name = opened[-1] if opened else next(iter(wanted.names), "")
     user = pickler.found.get(name, "")
     if name in _HISTORY:
-        hint = "copy what you need of it into a variable of its own"
-        message = f"{name} is the notebook's history and stays there (needed by {user})"
-        raise CaptureError(message, hint, path=name, line=user)
+        raise refused_history(name, user)
     culprit = explain(wanted.value(name), name, error)
     if name in wanted.soft | pickler.soft:
         why = f"only {user} needs it" if user.startswith(("a text", "objects")) else "the cell assigns it"
@@ -311,6 +325,8 @@ def _finish(pickler: NamespacePickler, wanted: Wanted, stream: io.BytesIO) -> Cl
         {name: place for name, place in pickler.missing.items() if name not in pickler.stored},
         tuple(name for name in pickler.found if name not in wanted.states),
         pickler.sizes,
+        tuple(pickler.graphs),
+        frozenset(pickler.attributes),
     )
 
 
@@ -322,7 +338,15 @@ def _without_memo(value: Any) -> bytes:
     return file.getvalue()
 
 
+def refused_history(name: str, user: str) -> CaptureError:
+    """The error for a name of the shell such as ``Out``."""
+    hint = "copy what you need of it into a variable of its own"
+    return CaptureError(
+        f"{name} is the notebook's history and stays there (needed by {user})", hint, path=name, line=user
+    )
+
+
 def refused_magic(magic: str, where: str) -> CaptureError:
-    """The error for a magic other than ``!command``, which cannot run on a rank: there is no IPython."""
-    hint = "run it in a cell of its own; on ranks only !command works"
+    """The error for a magic that cannot run on a rank: there is no IPython."""
+    hint = "put it above %%distribute" if magic == "%%capture" else INSTEAD_OF_MAGICS
     return CaptureError(f"the magic {magic} cannot run on ranks ({where})", hint, path=magic, line=where)

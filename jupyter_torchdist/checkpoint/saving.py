@@ -27,7 +27,7 @@ from torch.distributed.tensor import DTensor
 from ..protocol.errors import CheckpointError, TorchDistError
 from . import directory as directories
 from . import objects as kinds
-from . import optimizer_states, randomness
+from . import optimizer_states, randomness, shared
 from .directory import Manifest, Writer
 from .rank_agreement import Ranks, all_ranks
 from .staging import FLAT, Buffers, Piece, Planner, divided, not_finite, size_of
@@ -143,7 +143,8 @@ def save(
     earlier save that is still running, and raises its error here. The directory appears by one rename when every rank
     has finished. ``keep``: how many checkpoints are kept; older ones are deleted after that.
     Raises ``CheckpointError`` on all ranks: a directory that cannot be written, too little space, checkpoints of
-    another job in it, different directories or steps. Returns the save; its ``wait()`` returns the path.
+    another job in it, different directories or steps, hosts that do not share the directory. Returns the save; its
+    ``wait()`` returns the path.
     """
     return save_named(directory, kinds.named(objects, named), step, keep, asynchronous, say)
 
@@ -171,6 +172,7 @@ def save_named(
 
     announced = ranks.together(announce)
     _see_that_all_agree(announced)
+    shared.check(ranks, where)
     state = captured[0]
     mine, size = _share(ranks, announced, state)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Container, Iterable
 from typing import Any
 
 from .. import marshal
@@ -14,6 +15,9 @@ from ..store import logs
 TAKE_ALONG = "take it along with --include"
 """In the advice for a name that stayed in the notebook."""
 
+LEFT_BEHIND = "was left behind with --exclude"
+"""In the advice for a name that the user left there."""
+
 SHOWN = 8
 """How many failures of other ranks are named one by one, each on a line of at most ``WIDTH`` characters."""
 WIDTH = 200
@@ -24,15 +28,19 @@ _CRASH = re.compile(r'^Fatal Python error: .*?^  File "(Cell In\[\d+\])", line (
 
 
 def exception(
-    paths: JobPaths, state: JobState, memo: dict[int, Any] | None, main_dict: dict[str, Any]
+    paths: JobPaths,
+    state: JobState,
+    memo: dict[int, Any] | None,
+    main_dict: dict[str, Any],
+    excluded: Container[str] = (),
 ) -> BaseException | None:
-    """The exception to raise; None while the job runs or when it succeeded."""
+    """The exception to raise; None while the job runs or when it succeeded. ``excluded``: names left behind."""
     if not state.final or state.state == "succeeded":
         return None
     if state.state == "cancelled":
-        return JobCancelled(state.reason or f"job {state.job} was cancelled")
+        return _noted(JobCancelled(state.reason or f"job {state.job} was cancelled"), state, ())
     if state.state == "timed_out":
-        return JobTimedOut(state.reason or f"job {state.job} ran longer than its --timeout")
+        return _noted(JobTimedOut(state.reason or f"job {state.job} ran longer than its --timeout"), state, ())
     if state.stall is not None and state.stall.ends and state.first_failure is None:
         return JobStalled(state.reason, state.stall.finding.remedy)
     first = _first(state)
@@ -43,8 +51,13 @@ def exception(
     else:
         error = _not_started(paths, state)
     text = first.error.text if first is not None and first.error else ""
-    notes = _left_in_notebook(error, text, main_dict)
-    for note in [*notes, *_others(state, first), *(cause.advice for cause in state.findings)]:
+    notes = _left_in_notebook(error, text, main_dict, excluded)
+    return _noted(error, state, [*notes, *_others(state, first)])
+
+
+def _noted(error: BaseException, state: JobState, notes: Iterable[str]) -> BaseException:
+    """``error`` with ``notes``, and what was found out about the cause."""
+    for note in [*notes, *(cause.advice for cause in state.findings)]:
         add_note(error, note)
     return error
 
@@ -101,7 +114,14 @@ def _others(state: JobState, first: RankState | None) -> list[str]:
     return lines
 
 
-def _left_in_notebook(error: BaseException, text: str, main_dict: dict[str, Any]) -> list[str]:
+def is_advice(note: str) -> bool:
+    """Whether the note of an exception says what to do about a name that stayed in the notebook."""
+    return TAKE_ALONG in note or LEFT_BEHIND in note
+
+
+def _left_in_notebook(
+    error: BaseException, text: str, main_dict: dict[str, Any], excluded: Container[str]
+) -> list[str]:
     """Advice for a name that the notebook has and the rank had not. ``text`` is the traceback."""
     found = re.search(r"name '(\w+)' is not defined", str(error)) if isinstance(error, NameError) else None
     name = found[1] if found else ""
@@ -109,6 +129,8 @@ def _left_in_notebook(error: BaseException, text: str, main_dict: dict[str, Any]
         name = str(error.args[0])
     if name not in main_dict or name.startswith("__"):
         return []
+    if name in excluded:
+        return [f"{name} {LEFT_BEHIND}: create it in the cell before the line that uses it"]
     return [f"{name} is in the notebook, but no code names it: {TAKE_ALONG} {name}"]
 
 

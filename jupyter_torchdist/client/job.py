@@ -13,7 +13,7 @@ from typing import Any
 
 from .. import marshal, states
 from ..protocol.bundle import Captured, Manifest
-from ..protocol.errors import JobLost, UserError
+from ..protocol.errors import JobLost, RankFailed, UserError
 from ..protocol.events import Event, ProfileRequest
 from ..protocol.paths import Home, JobPaths
 from ..protocol.paths import home as default_home
@@ -291,6 +291,8 @@ class Job:
                 f"the value of rank {rank} cannot be pickled: {why.replace(VALUE, 'value', 1)}",
                 "return its parts that can, such as numbers, tensors or a state_dict",
             )
+        if why := dict(result.unread).get(VALUE):
+            raise RankFailed(f"the value of rank {rank}: {why}", "install the missing package here", rank=rank)
         return result.get(VALUE)
 
     def items(self) -> Iterator[Any]:
@@ -319,7 +321,9 @@ class Job:
             namespace.pop(name, None)
         notes = (*result.notes, *self.bring_state(namespace))
         told = self.state.ranks.get(0)  # complete; the results file lists only values that failed to be written
-        return Brought(tuple(values), told.left if told and told.left else result.left, notes)
+        left = told.left if told and told.left else result.left
+        unread = tuple((name, why) for name, why in result.unread if name)
+        return Brought(tuple(values), (*left, *unread), notes)
 
     def bring_state(self, namespace: dict[str, Any] | None = None) -> tuple[str, ...]:
         """Apply module attributes and process state (random numbers, default dtype, logging levels…) that the cell
@@ -340,7 +344,7 @@ class Job:
     def exception(self) -> BaseException | None:
         """The exception to raise here: None after success or while the job runs, else the first failing rank's."""
         if self.done and self._error is None:
-            self._error = failures.exception(self.paths, self.state, self.memo, _main())
+            self._error = failures.exception(self.paths, self.state, self.memo, _main(), self.spec.options.exclude)
             self._release()
         return self._error
 

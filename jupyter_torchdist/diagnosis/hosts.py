@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from ..protocol.plan import Inventory, Limits
 from ..protocol.times import CLOCK_SECONDS
-from ..protocol.wire.messages import Examined
+from ..protocol.wire.reports import Examined
 
 FINE, WARNING, FAULT = "fine", "warning", "fault"
 

@@ -20,6 +20,9 @@ BUDGET = 64 * 2**20
 ASKED_WITH = 5.0
 """Seconds that a rank's place may be older than a dump of the same wait."""
 
+FAILED = {"failed": "failed", "lost": "is lost", "timed_out": "has timed out"}
+UNDETERMINED = "undetermined"
+
 
 class LogFile(Protocol):
     """One stream of one rank; ``recorder`` is that of its flight recorder's dumps."""
@@ -49,7 +52,19 @@ def diagnose(files: Iterable[LogFile], state: JobState) -> list[Finding]:
     recorded = _dumps(files, state)
     since = min((dump.time for dump in recorded), default=0.0) - ASKED_WITH
     places = dict(state.places(state.ranks, since))
-    return logs.diagnose(texts, Report(ends, terminated=True, present=state.state == "failed"), recorded, places)
+    found = logs.diagnose(texts, Report(ends, terminated=True, present=state.state == "failed"), recorded, places)
+    return _with_reason(found, state)
+
+
+def _with_reason(found: list[Finding], state: JobState) -> list[Finding]:
+    """Where no log tells a cause, the reason that the job itself has, such as its launcher's words."""
+    known = [one for one in found if one.code != UNDETERMINED]
+    if state.state not in FAILED or not state.reason or any(one.severity == "fault" for one in known):
+        return found
+    words = f"The job {FAILED[state.state]}: {state.reason}"
+    evidence = next((one.evidence for one in found if one not in known), ())
+    why, remedy = "The logs of its ranks tell no other cause.", "Correct this, then run it again."
+    return [Finding(UNDETERMINED, "fault", None, None, words, why, remedy, evidence), *known]
 
 
 def _dumps(files: Sequence[LogFile], state: JobState) -> list[Dump]:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import secrets
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from ..protocol.disk import size_of
+from ..protocol.errors import LaunchError
 from ..protocol.paths import Home, JobPaths
-from ..protocol.plan import Plan
+from ..protocol.plan import NodePlan, Plan
+from ..protocol.wire.messages import Fetched, Missing
+from ..store.blobs import digest_of
 from ..store.jobdir import read_manifest
 from ..views.wording import first_few
-from .syncing import source, synced
+from .syncing import is_synced, source, synced
 from .wheels import Getting
 
 PIECE = 256 * 1024
@@ -20,7 +26,13 @@ PIECE = 256 * 1024
 ROOM = 4 * PIECE
 """Bytes of blobs that may be queued in a channel: a ping waits behind them, at 8 Mbit/s for a second."""
 
+LARGE = 16 * 1024 * 1024
+"""Bytes of a blob that goes along the nodes: it takes longer than a connection that fails."""
+
 Frame = tuple[dict[str, Any], bytes]
+
+Fetch = tuple[tuple[str, int], dict[str, int]]
+"""Where a node gets blobs from another one, and their sizes."""
 
 
 def cargoes(paths: JobPaths, plan: Plan, blobs: Path) -> dict[str, Cargo]:
@@ -35,10 +47,45 @@ def cargoes(paths: JobPaths, plan: Plan, blobs: Path) -> dict[str, Cargo]:
             key = node.packages.key
             hosts = [one.called for one in plan.nodes if one.packages and one.packages.key == key]
             gettings[key] = Getting(node.packages, place / key, needed, first_few(hosts))
+    chains = Chains()
     return {
-        node.name: Cargo(plan, blobs, digests, gettings.get(node.packages.key) if node.packages else None)
+        node.name: Cargo(plan, node, blobs, digests, chains, gettings.get(node.packages.key if node.packages else ""))
         for node in plan.nodes
     }
+
+
+class Chains:
+    """Which node gets large blobs from which other one: from the one that answered before it.
+
+    So each blob goes along the nodes, and leaves this machine once. A node that has a blob is the first in its chain.
+    """
+
+    def __init__(self) -> None:
+        self.secret = secrets.token_hex(32)
+        self._chains: dict[str, list[str]] = {}
+        """The nodes that have a blob, or get it, by its digest."""
+        self._places: dict[str, tuple[str, int]] = {}
+        """Where a node is asked, by its name."""
+
+    def answered(
+        self, node: str, place: tuple[str, int] | None, has: Collection[str], lacks: Mapping[str, int]
+    ) -> list[Fetch]:
+        """From where the node gets blobs. ``lacks``: with their sizes. The rest comes from this machine."""
+        if place:
+            self._places[node] = place
+        found: dict[str, dict[str, int]] = {}
+        for digest in has:
+            chain = self._chains.setdefault(digest, [])
+            if node not in chain:
+                chain.insert(0, node)
+        for digest, size in lacks.items():
+            chain = self._chains.setdefault(digest, [])
+            if node not in chain:
+                chain.append(node)
+            before = [name for name in chain[: chain.index(node)] if name in self._places]
+            if before:
+                found.setdefault(before[-1], {})[digest] = size
+        return [(self._places[name], blobs) for name, blobs in found.items()]
 
 
 class Cargo:
@@ -47,8 +94,17 @@ class Cargo:
     ``getting``: the wheels of ``--env-sync``; None without it.
     """
 
-    def __init__(self, plan: Plan, blobs: Path, digests: Sequence[str], getting: Getting | None) -> None:
-        self._plan, self._blobs, self._digests, self._getting = plan, blobs, tuple(digests), getting
+    def __init__(
+        self,
+        plan: Plan,
+        node: NodePlan,
+        blobs: Path,
+        digests: Sequence[str],
+        chains: Chains,
+        getting: Getting | None = None,
+    ) -> None:
+        self._plan, self._node, self._blobs, self._digests = plan, node, blobs, tuple(digests)
+        self._getting, self._chains = getting, chains
         self._wanted: set[str] = set()
         """What the node still lacks."""
         self.total: int | None = None
@@ -83,31 +139,58 @@ class Cargo:
     def asked(self) -> dict[str, Any]:
         """The part of ``prepare`` by which the node knows what it needs."""
         store = {"blobs": list(self._digests), "store": str(self._blobs)}
-        return {**store, **synced(self._plan), "wheels": dict(self.wheels)}
+        listen = {"secret": self._chains.secret, "address": self._node.address} if self._large else {}
+        return {**store, **synced(self._plan), "wheels": dict(self.wheels), **listen}
 
-    def lacks(self, names: Sequence[str], *, built: bool) -> None:
-        """The node's answer. ``built``: it has the environment."""
-        self._built = built
-        self._wanted, self.sent = set(names), 0
-        self.total = sum(self._path(name).stat().st_size for name in names)
-        self._going = deque(self._pieces(name) for name in names)
+    @cached_property
+    def _large(self) -> dict[str, int]:
+        """The sizes of large blobs, if there are nodes to send them along. Known once the wheels are."""
+        if len(self._plan.nodes) == 1:
+            return {}
+        sizes = {digest: size_of(self._path(digest)) for digest in {*self._digests, *self.wheels.values()}}
+        return {digest: size for digest, size in sizes.items() if size >= LARGE}
+
+    def lacks(self, said: Missing) -> list[dict[str, Any]]:
+        """The node's answer. Returns what it is told in return: what it gets from other nodes."""
+        self._built = said.built
+        self._wanted, self.sent = set(said.blobs), 0
+        self.total = sum(self._path(name).stat().st_size - said.have.get(name, 0) for name in said.blobs)
+        lacked = {digest: size for digest, size in self._large.items() if digest in self._wanted}
+        fetches = self._chains.answered(self._node.name, said.place, self._large.keys() - lacked, lacked)
+        elsewhere = {digest for _, blobs in fetches for digest in blobs}
+        self._going = deque(self._pieces(name, said.have.get(name, 0)) for name in said.blobs if name not in elsewhere)
+        common = {"type": "fetch", "job": self._plan.job, "secret": self._chains.secret}
+        return [{**common, "address": place[0], "port": place[1], "blobs": blobs} for place, blobs in fetches]
+
+    def fetched(self, said: Fetched) -> None:
+        """What has come from another node; what does not come from there goes from here."""
+        self.sent += said.size
+        self._going.extend(self._pieces(name, have) for name, have in said.left.items() if name in self._wanted)
 
     def stored(self, name: str, right: bool) -> None:
         """The node has all of it; if it is not ``right``, it goes once more."""
         if right:
             self._wanted.discard(name)
         elif name in self._wanted:
+            self._damaged(name)
             self._going.append(self._pieces(name))
+
+    def _damaged(self, name: str) -> None:
+        """Raises ``LaunchError`` when the data is damaged here: it would never come whole."""
+        path = self._path(name)
+        if not is_synced(name) and digest_of(path) != name:
+            raise LaunchError(f"{path} is damaged: it is not what its name says", "delete it, and run the cell again")
 
     def _path(self, name: str) -> Path:
         wheel = self._getting.path(name) if self._getting else None
         return wheel or source(self._plan, self._blobs, name)
 
-    def _pieces(self, name: str) -> Iterator[Frame]:
+    def _pieces(self, name: str, offset: int = 0) -> Iterator[Frame]:
         path = self._path(name)
         size = path.stat().st_size
         with open(path, "rb") as file:
-            offset, last = 0, False
+            file.seek(offset)
+            last = False
             while not last:
                 data = file.read(PIECE)
                 last = not data or offset + len(data) >= size

@@ -37,10 +37,13 @@ class Copies:
     def append(self, name: str, offset: int, data: bytes) -> None:
         """Append new bytes of a node's file to the driver's copy. Raises ``OSError`` when the disk is full."""
         path = self._arriving.path(name) or self._paths.root / self._place(name)
-        if not self._paths.root.is_dir():  # deleted while the job runs: it is not made anew
-            return
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
+        try:
+            fd = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
+        except FileNotFoundError:
+            if not self._paths.root.is_dir():  # deleted while the job runs: it is not made anew
+                return
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            fd = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
         try:
             view = memoryview(data)
             while view and os.fstat(fd).st_size >= offset:
@@ -60,11 +63,14 @@ class Copies:
             raise ChannelError(f"{self._node.name} sent a file outside its directory")
         return Path(top, self._node.called, *parts)
 
-    def of_the_cell(self) -> str:
-        """A sentence on files that the cell wrote on the node and that are here now; empty if there are none."""
+    def of_the_cell(self, host: str) -> str:
+        """A sentence on files that the cell wrote on the node and that are here now; empty if there are none.
+
+        ``host``: the node's name by now. The directory keeps the plan's: an engine may give two nodes of one host.
+        """
         place = self._paths.work / self._node.called
         files = sorted(str(file.relative_to(place)) for file in place.rglob("*") if file.is_file())
-        return f"files that the cell wrote on {self._node.called} are in {place}: {first_few(files)}" if files else ""
+        return f"files that the cell wrote on {host} are in {place}: {first_few(files)}" if files else ""
 
     def replace(self, name: str, data: bytes) -> None:
         """Replace the node's gauges. Nothing depends on them: when the disk is full, the old gauges remain."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import Any
 
 from ..protocol.errors import OptionError
@@ -19,12 +20,18 @@ TOLD = ("user-exception", "rank-exited", "segfault", "remote-exit", "undetermine
 MOST = 3
 
 
-def of(paths: JobPaths, plan: Plan, state: JobState) -> list[dict[str, Any]]:
-    """At most ``MOST``, as JSON. None when a log cannot be read. Of a job that stalled: who held up the others."""
+def of(paths: JobPaths, plan: Plan, before: JobState, end: str, first_failure: int | None) -> list[dict[str, Any]]:
+    """Of a job that ends as ``end``: at most ``MOST``, as JSON. None when a log cannot be read.
+
+    Of a job that stalls: who holds up the others.
+    """
+    if before.stall is not None and end != "succeeded":
+        return [before.stall.finding.to_json()]
+    if end != "failed":
+        return []
     from ..diagnosis import cards, ours  # most jobs end well, and need no catalogue
 
-    if state.stall is not None:
-        return [state.stall.finding.to_json()]
+    state = replace(before, state=end, first_failure=first_failure)
     try:
         found = [*cards.broken(state, plan, gauges.read(paths)), *ours.diagnose(logs.evidence(paths), state)]
     except OptionError:

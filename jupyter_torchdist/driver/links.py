@@ -57,6 +57,8 @@ class Link:
         self.channel: Channel | None = None
         self.clock = NodeClock(None if self.shared else paths.clock(node.name))
         self.ended = False
+        """Whether its part has ended. The link goes on: while the host answers, another one that is silent is gone."""
+        self.given_up = False
         self.started = self._following = started
         """Whether this node was told to start, by this driver or an earlier one."""
         self.why_down = ""
@@ -130,11 +132,12 @@ class Link:
 
     def keep(self, now: float) -> None:
         """Ping the agent, drop a silent channel, reopen a dropped one."""
-        if self.ended:
+        if self.given_up:
             return
         if self.channel is not None:
             try:
-                self._send_files()
+                if not self.ended:
+                    self._send_files()
                 self.pump()
                 period = PING_SECONDS if self.clock.sure else FAST_PING_SECONDS
                 if self.channel.answered and now - self._pinged >= period:
@@ -164,6 +167,8 @@ class Link:
 
     def news(self, now: float) -> str:
         """A sentence, once when a host is out of reach, when it is back, and if its clock is wrong; else empty."""
+        if self.ended:
+            return ""
         if self.down_since is None and self._told:
             self._told = False
             return f"{self.node.called} can be reached again"
@@ -256,9 +261,10 @@ class Link:
     def _start_if_complete(self) -> None:
         if self._assignment is not None and (self.cargo is None or self.cargo.complete):
             self._ordered = True
-            assignment = self._assignment.to_json()
+            order, plan = self._assignment.order(), self._assignment.plan.text
             offsets = {} if self.shared else self.copies.offsets()
-            self.send({"type": "start", "assignment": assignment, "shared": self.shared, "offsets": offsets})
+            words = {"job": self._plan.job, "order": order, "shared": self.shared, "offsets": offsets}
+            self.send({"type": "start", **words}, plan)
             self.introduce()
 
     def introduce(self, steward: messages.Steward | None = None) -> None:
@@ -275,7 +281,10 @@ class Link:
             self.copies.replace(said.file, body)
         elif self.cargo is not None and (self._end is None or self._ordered):
             if isinstance(said, messages.Missing):
-                self.cargo.lacks(said.blobs, built=said.built)
+                for order in self.cargo.lacks(said):
+                    self.send(order)
+            elif isinstance(said, messages.Fetched):
+                self.cargo.fetched(said)
             elif isinstance(said, messages.Stored):
                 self.cargo.stored(said.digest, said.right)
             elif isinstance(said, messages.Built):
@@ -288,7 +297,7 @@ class Link:
     @property
     def came(self) -> str:
         """A sentence on files that the cell wrote on the node and that are here now; empty if there are none."""
-        return "" if self.shared else self.copies.of_the_cell()
+        return "" if self.shared else self.copies.of_the_cell(self.node.called)
 
     @property
     def writing(self) -> bool:

@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -146,9 +147,13 @@ class Driver:
             self._deadline = self._deadline_from(time.time())
         return took
 
+    @cached_property
+    def _world_of_hosts(self) -> World | None:
+        return self._world.for_a_host(self._plan.env_names) if self._world is not None else None
+
     def _start(self, link: Link) -> None:
-        assert self._world is not None
-        world = self._world if link.shared else self._world.for_a_host(self._plan.env_names)
+        world = self._world if link.shared else self._world_of_hosts
+        assert world is not None
         root, attempt, restarts = str(self._paths.root), self._attempt, self._state.restarts
         start = (attempt, self._fresh, restarts, self._endpoint, ready(self._plan, self._spec.options))
         link.start(Assignment(root, self._blobs, link.node.name, self._plan, world, *start))
@@ -275,7 +280,7 @@ class Driver:
         reason = end.reason
         if attempts.unexplained(self._state, end):
             reason += "\n" + findings.of_nodes(self._paths, self._plan, self._state, self._errors)
-        causes = end.findings or (findings.of(self._paths, self._plan, self._state) if end.state == "failed" else [])
+        causes = end.findings or findings.of(self._paths, self._plan, self._state, end.state, end.first_failure)
         for came in filter(None, [link.came for link in self._links]):
             self._say("job.note", text=came)
         self._say("job.ended", state=end.state, reason=reason.strip(), first_failure=end.first_failure, findings=causes)
@@ -302,7 +307,7 @@ class Driver:
             self._standing = replace(
                 self._standing, lost=self._standing.lost | {link.node.name}, taken=self._engine.taken
             )
-            link.ended = True
+            link.ended = link.given_up = True
 
     # -- what agents say
 
@@ -385,11 +390,11 @@ class Driver:
 
     def _say(self, kind: str, node: str | None = None, **data: Any) -> None:
         self._append(Event(kind, time.time(), node=node, data=data))
+        self._write()
 
     def _append(self, event: Event) -> None:
         self._unwritten.append(event)
         self._state = apply(self._state, event)
-        self._write()
 
     def _write(self) -> None:
         self._state = replace(self._state, seq=self._unwritten.write())

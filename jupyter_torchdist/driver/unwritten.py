@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from pathlib import Path
 
@@ -14,7 +15,7 @@ PATIENCE_SECONDS = 600.0
 
 
 class Unwritten:
-    """Events on their way to ``writer``."""
+    """Events on their way to ``writer``, which gets many at once: all that nodes have said in one turn."""
 
     def __init__(self, writer: journal.Writer) -> None:
         self._writer = writer
@@ -24,13 +25,11 @@ class Unwritten:
         self._events.append(event)
 
     def write(self) -> int:
-        """Write what can be written. Returns the number of the journal's last event."""
-        while self._events:
-            try:
-                self._writer.append(self._events[0])
-            except StoreError:
-                break
-            self._events.pop(0)
+        """Write all of them, or none on a full disk. Returns the number of the journal's last event."""
+        if self._events:
+            with contextlib.suppress(StoreError):
+                self._writer.append(*self._events)
+                self._events.clear()
         return self._writer.seq
 
     def close(self, root: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any, Generic, ParamSpec, TypeVar, overload
 
 from ..client.job import Job
 from ..client.submit import Request, submit
+from ..protocol.errors import TorchDistError
 from ..protocol.spec import Options
 from ..ranks import nested
 from ..ranks.execution import yields
@@ -24,7 +25,10 @@ Item = TypeVar("Item")
 
 
 def _keeping_nothing(call: Callable[P, R]) -> Callable[P, R]:
-    """``call`` without variables in its traceback: an exception may exist until the session ends."""
+    """``call`` without variables in its traceback: an exception may exist until the session ends.
+
+    Our own errors say what to do, so only the caller's frames are above them.
+    """
 
     @functools.wraps(call)
     def outer(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -33,6 +37,8 @@ def _keeping_nothing(call: Callable[P, R]) -> Callable[P, R]:
         except BaseException as error:
             del args, kwargs
             traceback.clear_frames(error.__traceback__)
+            if isinstance(error, TorchDistError):
+                raise error.with_traceback(None) from error.__cause__
             raise
 
     return outer

@@ -44,8 +44,8 @@ class RichOutput:
             self._publish(self.result)
 
     def _publish(self, record: Displayed) -> None:
-        # The rank's display ids are unique in the job only: another job may use the same ids.
-        transient = {"display_id": f"{self._paths.job}-{record.id}"} if record.id else {}
+        # With the rank's own id, other cells reach the output, and the rank reaches outputs of other cells.
+        transient = {"display_id": record.id} if record.id else {}
         update = record.kind == "update" and bool(record.id)
         self._publisher.publish(record.data, record.metadata, transient=transient, update=update)
 

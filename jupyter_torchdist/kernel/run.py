@@ -150,7 +150,7 @@ def error_of(ip: InteractiveShell, job: Job, state: JobState) -> BaseException |
     if error is None:
         return None
     if lines := _failure(ip, job, state):
-        advice = [f"\n{note}" for note in getattr(error, "__notes__", ()) if failures.TAKE_ALONG in note]
+        advice = [f"\n{note}" for note in getattr(error, "__notes__", ()) if failures.is_advice(note)]
         return failure.dress(ip, error, [*lines, *failure.hint(error), *advice])
     own = failure.refusal(error) if isinstance(error, TorchDistError) else failure.brief(error)
     return failure.dress(ip, error, own)

@@ -13,6 +13,7 @@ import shutil
 import sys
 import tempfile
 import types
+import warnings
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -115,7 +116,8 @@ def read_stream(
     """Load the captured names into ``main``, from checked blobs. ``registers`` as in ``rebuild.Loading``."""
     buffers = [mapping.map_private(blob_dir / blob.digest, blob.size) for blob in manifest.buffers]
     ranges = [(start := mapping.address_of(buffer), start + len(buffer)) for buffer in buffers]
-    with open(blob_dir / manifest.stream.digest, "rb") as file, rebuild.loading(main, resolve, registers=registers):
+    loading = rebuild.loading(main, resolve, registers=registers)
+    with open(blob_dir / manifest.stream.digest, "rb") as file, loading, without_warnings():
         unpickler = pickle.Unpickler(file, buffers=iter(buffers))
         parts = _loads(unpickler, file, manifest.packages)
         passing, unread = b"", ""
@@ -130,6 +132,21 @@ def read_stream(
     for place in array("Q", passing):
         memo.pop(place, None)
     return Loaded(manifest.names, keep_shared(memo), manifest, blob_dir, main, ranges, unread)
+
+
+@contextlib.contextmanager
+def without_warnings() -> Iterator[None]:
+    """The other process has shown the warnings of what is rebuilt. The filters stay: an import may set them."""
+    shown = warnings.showwarning
+
+    def silent(*_: Any, **__: Any) -> None: ...
+
+    warnings.showwarning = silent
+    try:
+        yield
+    finally:
+        if warnings.showwarning is silent:
+            warnings.showwarning = shown
 
 
 def _load_states(unpickler: pickle.Unpickler, file: Any, main: dict[str, Any]) -> str:

@@ -8,6 +8,9 @@ import string
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+INSTEAD_OF_MAGICS = "run it in a cell of its own; on ranks only !command, %time and %%time work"
+"""What to do about a magic, which needs IPython."""
+
 _DOLLAR = re.compile(r"(.*?)\$(\$?[\w.]+)(?=([^']*'[^']*')*[^']*$)", re.DOTALL)
 """``$name`` outside single quotes; ``$$name`` is a variable of the system shell."""
 

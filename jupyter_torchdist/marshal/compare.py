@@ -20,6 +20,7 @@ from typing import Any
 from . import byvalue, codes, rebuild
 from .bundle import Loaded
 from .mapping import Pages, equal_memory
+from .owned import BUILTINS
 from .pickler import LARGE, Pickler
 from .rebuild import Storage
 from .states import is_code, state_of
@@ -128,7 +129,7 @@ class Comparison:
     def _look(self, place: int) -> Facts:
         live = self.loaded.memo[place]
         before = self._pristine.memo.get(place) if self._pristine else None
-        if _is_leaf(live) or live is self.loaded.main:
+        if _is_leaf(live) or live is self.loaded.main or live is BUILTINS.value:
             return Facts(False)
         if isinstance(live, Storage):
             return Facts(not (isinstance(before, Storage) and self._same_storage(live, before)), "storage")
@@ -317,7 +318,7 @@ class _Whole(_Writer):
         if place is None:
             return None
         self.met.append(place)
-        if place in self._clean or _is_leaf(value) or value is self.main:
+        if place in self._clean or _is_leaf(value) or value is self.main or value is BUILTINS.value:
             return place
         if isinstance(value, Storage) or _is_array(value) or is_code(value):
             self.leaves[place] = None

@@ -42,7 +42,7 @@ def explain(value: Any, name: str, error: Exception) -> Culprit:
     path, current, reason = name, value, error
     trials = _TRIALS
     seen = {id(value)}
-    while trials > 0 and refusals.reason(type(current)) is None:
+    while trials > 0 and refusals.reason(type(current)) is None and not _of_this_package(current):
         for label, child in itertools.islice(_safely(_children(current)), _WIDTH):
             if id(child) in seen or isinstance(child, (str, bytes, int, float, type(None))):
                 continue
@@ -63,6 +63,11 @@ def kind_name(kind: type) -> str:
     """The type's name with its module: ``_thread.lock``."""
     module = kind.__module__
     return kind.__qualname__ if module in ("builtins", "__main__") else f"{module}.{kind.__qualname__}"
+
+
+def _of_this_package(value: Any) -> bool:
+    """Whether the path to a part of the object would tell a user nothing."""
+    return type(value).__module__.partition(".")[0] == __name__.partition(".")[0]
 
 
 def _failure(value: Any) -> Exception | None:
@@ -88,6 +93,8 @@ def without_frames(error: Exception) -> Exception:
 
 
 def _words(error: Exception, value: Any) -> str:
+    if _of_this_package(value):
+        return "it belongs to this process"
     if isinstance(error, RecursionError) or isinstance(error.__cause__, RecursionError):
         if _own(value, "__getattribute__"):
             return "its __getattribute__ calls itself without end"

@@ -5,6 +5,7 @@ Where a name or a container refers to such an object, the other process must fin
 
 from __future__ import annotations
 
+import builtins
 import enum
 import sys
 import types
@@ -34,6 +35,10 @@ class Owned:
         """A copy of a container's items. None for other objects, and for those that Python itself uses."""
         python = self.module.partition(".")[0] in sys.stdlib_module_names
         return None if python or type(self.value) not in CONTAINERS else self.value.copy()
+
+
+BUILTINS = Owned("builtins", "__dict__", vars(builtins))
+"""``exec(code, names)`` puts this dictionary into ``names``."""
 
 
 def of_modules(modules: Iterable[types.ModuleType], names: set[str] | None = None) -> dict[int, Owned]:

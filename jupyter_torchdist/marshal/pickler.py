@@ -15,7 +15,7 @@ from typing import IO, Any
 from cloudpickle import cloudpickle
 
 from . import byvalue, classes, codes, generated, portable, rebuild, reducers
-from .owned import Owned
+from .owned import BUILTINS, Owned
 from .reducers import LARGE, Handler
 from .tensors import Storages, reduce_tensor
 
@@ -63,12 +63,12 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         self._namespaces = byvalue.Namespaces(main)
 
     def begin(self, objects: Iterable[Owned] = ()) -> None:
-        """Write the notebook's namespace and the objects of modules as references; to be called before all else.
+        """Write the namespaces and the objects of modules as references; to be called before all else.
 
         Stand-ins are written, and the memo then has the objects in their places: references to dictionaries, too, are
         written as references.
         """
-        standing = [Owned("__main__", "", self.main), *objects]
+        standing = [Owned("__main__", "", self.main), BUILTINS, *objects]
         self.dump({"": standing})
         memo: dict[int, tuple[int, Any]] = self.memo.copy()
         for one in standing:
@@ -187,6 +187,8 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     def _owned(self, value: Owned) -> Any:
         if value.value is self.main:
             return rebuild.namespace, ()
+        if value is BUILTINS:
+            return rebuild.original, (value.module, value.name)
         self._refer_module(value.module, f"{value.module}.{value.name}")
         return rebuild.owned, (value.module, value.name, value.content)
 

@@ -354,6 +354,12 @@ def _watched_step(optimizer: Any) -> Any:
     return step
 
 
+def display_handle(ident: str) -> Any:
+    """The notebook's handle of an output. A process without IPython has a plain object in its place."""
+    made = getattr(sys.modules.get("IPython.display"), "DisplayHandle", types.SimpleNamespace)
+    return made(display_id=ident)
+
+
 def memmap(path: str, dtype: Any, mode: Any, offset: int, shape: tuple[int, ...], order: Any) -> Any:
     """A ``numpy.memmap`` of the same file."""
     import numpy
@@ -374,7 +380,7 @@ def exception(kind: type[BaseException], arguments: tuple[Any, ...]) -> BaseExce
 def set_exception(target: BaseException, state: dict[str, Any]) -> None:
     for name, value in state["fields"].items():
         with contextlib.suppress(TypeError, AttributeError):
-            setattr(target, name, value)
+            object.__setattr__(target, name, value)  # the class may be frozen
     target.__dict__.update(state["dict"])
     target.__cause__, target.__context__ = state["cause"], state["context"]
     target.__suppress_context__ = state["suppress"]

@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from . import byvalue, codes, rebuild, refusals
+from . import byvalue, codes, library_objects, rebuild, refusals
 from .rebuild import Storage
 from .tensors import is_optimizer, is_parametrized, is_tensor, reduce_optimizer, reduce_parametrized, reduce_storage
 
@@ -50,6 +50,8 @@ def for_type(kind: type) -> Handler | None:
         return _parametrized
     if kind is getattr(sys.modules.get("torch.library"), "CustomOpDef", None):
         return _operator
+    if library_objects.concerns(kind):
+        return _library_object
     if refusals.reason(kind) is not None:
         return _refuse
     if (proxy := getattr(sys.modules.get("multiprocessing.managers"), "BaseProxy", None)) and issubclass(kind, proxy):
@@ -65,6 +67,12 @@ def for_type(kind: type) -> Handler | None:
     if (numpy := sys.modules.get("numpy")) is not None and issubclass(kind, numpy.ndarray):
         return {numpy.ndarray: _array, numpy.memmap: _memmap}.get(kind)
     return None
+
+
+def _library_object(pickler: Reducing, value: Any) -> Any:
+    if (reduced := library_objects.reduce(value)) is not None:
+        return reduced
+    return NotImplemented if refusals.reason(type(value)) is None else _refuse(pickler, value)
 
 
 def _refuse(pickler: Reducing, value: Any) -> Any:
@@ -216,8 +224,10 @@ def _exception(pickler: Reducing, value: BaseException) -> Any:
     kind = type(value)
     builtin = next(base for base in kind.__mro__ if not base.__flags__ & (1 << 9))
     fields = {name: getattr(value, name) for name in _EXCEPTION_FIELDS if hasattr(builtin, name)}
+    names: list[str] = copyreg._slotnames(kind)  # type: ignore[attr-defined]
+    slots = {name: getattr(value, name) for name in names if hasattr(value, name)}
     state = {
-        "fields": {name: item for name, item in fields.items() if item is not None},
+        "fields": {**{name: item for name, item in fields.items() if item is not None}, **slots},
         "dict": dict(vars(value)),
         "cause": value.__cause__,
         "context": value.__context__,

@@ -31,6 +31,11 @@ _WORDS: tuple[tuple[str, str, str], ...] = (
     ("torch.cuda", "Event", "a CUDA event belongs to this process"),
     ("torch.distributed", "ProcessGroup", "a process group belongs to this process"),
     ("torch.library", "Library", _LIBRARY),
+    (
+        "torch.jit",
+        "ScriptModule",
+        "TorchScript cannot be pickled; torch.jit.save() and torch.jit.load() carry it through a file",
+    ),
     ("torch.utils.data.dataloader", "_BaseDataLoaderIter", "a DataLoader's iterator holds the workers of this process"),
     ("IPython.core.interactiveshell", "InteractiveShell", "the IPython shell stays in the notebook"),
     ("ipykernel.kernelbase", "Kernel", "the kernel stays in the notebook"),

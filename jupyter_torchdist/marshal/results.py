@@ -9,6 +9,7 @@ then the names that were left behind.
 from __future__ import annotations
 
 import contextlib
+import operator
 import os
 import pickle
 import sys
@@ -25,14 +26,14 @@ from ..protocol.bundle import Manifest
 from ..protocol.disk import open_plain, read_plain
 from ..protocol.errors import DamagedJob, RankFailed, StoreError
 from ..protocol.paths import Home, JobPaths
-from . import attributes, portable, rebuild
-from .bundle import Loaded, Memo, digest_of, find_current, memo_from_bundle
+from . import attributes, portable, rebuild, salvage
+from .bundle import Loaded, Memo, digest_of, find_current, memo_from_bundle, without_warnings
 from .compare import Comparison, comparison_of
 from .culprit import explain
 from .mapping import map_private
-from .owned import Owned
+from .owned import BUILTINS, Owned
 from .pickler import LARGE, Pickler
-from .states import State, put, state_of
+from .states import SHARED, State, put, shared, state_of
 
 _WRITE = 1 << 30
 _made: weakref.WeakValueDictionary[tuple[str, str, str], type] = weakref.WeakValueDictionary()
@@ -62,6 +63,8 @@ class Values(dict[str, Any]):
 
     notes: tuple[str, ...] = ()
     left: tuple[tuple[str, str], ...] = ()
+    unread: tuple[tuple[str, str], ...] = ()
+    """Names whose values cannot be rebuilt here, with the reasons; "" stands for an object of the notebook."""
     deleted: tuple[str, ...] = ()
 
 
@@ -100,6 +103,8 @@ class ResultPickler(Pickler):
             return owned.module, owned.name
         if place is None and value is self.main:
             return "__main__", ""
+        if place is None and value is BUILTINS.value:
+            return BUILTINS.module, BUILTINS.name
         if place is None or (self._comparison and self._comparison.replaced(place)):
             return None
         self.meet(place)
@@ -135,7 +140,15 @@ class ResultPickler(Pickler):
         wrapped = plain_module(value)
         if wrapped is not value:
             return rebuild.same, (wrapped,)
+        if isinstance(value, type) and (arguments := self._of_generic(value)):
+            return operator.getitem, arguments
         return super().reducer_override(value)
+
+    def _of_generic(self, value: type) -> tuple[Any, Any] | None:
+        """The notebook's ``Box`` and ``int`` for a model ``Box[int]`` of pydantic, which the notebook makes itself."""
+        generic = vars(value).get("__pydantic_generic_metadata__") or {}
+        known = generic.get("args") and id(generic["origin"]) in self._places
+        return (generic["origin"], generic["args"]) if known else None
 
 
 def plain_module(value: Any) -> Any:
@@ -255,17 +268,14 @@ def load_results(
     """
     path = directory.result(rank)
     known = memo if memo is not None else memo_of_job(directory, main_dict)
-    values, updates = Values(), []
+    values = Values()
+
+    def reader(file: IO[bytes]) -> Callable[[], Any]:
+        return Reader(file, known, main_dict, buffers=_result_buffers(directory, rank)).load
+
     try:
-        with open_plain(path) as file, made_once(directory.job, main_dict):
-            reader = Reader(file, known, main_dict, buffers=_result_buffers(directory, rank))
-            while (part := reader.load()) is not None:
-                if isinstance(part, dict):
-                    first(part)
-                    values.update(part)
-                else:
-                    updates.append(part)
-            values.left = pickle.load(file)
+        with made_once(directory.job, main_dict):
+            parts = _parts_of(path, reader, first, values)
     except FileNotFoundError as error:
         raise DamagedJob(
             f"there are no results of rank {rank} in {error.filename or path}",
@@ -275,15 +285,48 @@ def load_results(
         raise
     except (EOFError, pickle.UnpicklingError, ValueError) as error:
         raise DamagedJob(f"{path} cannot be read: {error}", "run the job again: %dist rerun") from error
-    except Exception as error:  # rebuilding runs the user's own code, which may raise anything
-        hint = "install the missing package here, or bring the other names with --out"
-        message = f"a value of rank {rank} cannot be rebuilt here: {type(error).__name__}: {error}"
-        raise RankFailed(message, hint, rank=rank) from error
+    for part in parts:
+        values.update(part if isinstance(part, dict) else {})
+    if values.unread and not values:
+        name, why = values.unread[0]
+        raise RankFailed(f"{name or 'a value'} of rank {rank}: {why}", "install the missing package here", rank=rank)
     values.deleted = tuple(name for name in values if values[name] is attributes.Absent and name.isidentifier())
     for name in values.deleted:
         del values[name]
-    values.notes = (*getattr(known, "notes", ()), *apply(updates, known))
+    notes = apply([part for part in parts if not isinstance(part, dict)], known)
+    stale = (f"an object of the notebook is as before the cell: {why}" for name, why in values.unread if not name)
+    values.notes = (*getattr(known, "notes", ()), *stale, *notes)
     return values
+
+
+def _parts_of(
+    path: Path,
+    reader: Callable[[IO[bytes]], Callable[[], Any]],
+    first: Callable[[dict[str, Any]], None],
+    values: Values,
+) -> list[Any]:
+    """The parts of the file; if one cannot be rebuilt, those that can. Sets what ``values`` has beside its items."""
+    parts: list[Any] = []
+    with open_plain(path) as file:
+        load = reader(file)
+        try:
+            while (part := load()) is not None:
+                parts.append(part)
+                if isinstance(part, dict):
+                    first(part)
+            values.left = pickle.load(file)
+            return parts
+        except FileNotFoundError:  # of a buffer
+            raise
+        except Exception as error:  # noqa: BLE001  # rebuilding runs the user's own code, which may raise anything
+            broken = error
+    with open_plain(path) as file:
+        content = file.read()
+    try:
+        parts, values.unread, values.left = salvage.rescued(content, reader)
+    except ValueError:  # the file is damaged
+        raise broken from None
+    return parts
 
 
 def memo_of_job(directory: JobPaths, main_dict: dict[str, Any]) -> Memo:
@@ -310,14 +353,15 @@ def _result_buffers(directory: JobPaths, rank: int) -> Iterator[Any]:
 @contextlib.contextmanager
 def made_once(job: str, main_dict: dict[str, Any]) -> Iterator[None]:
     """While this is open, loading reuses classes that this process already loaded from the job."""
-    with rebuild.loading(main_dict, lambda name, digest: _made.get((job, name, digest))) as context:
+    existing = rebuild.loading(main_dict, lambda name, digest: _made.get((job, name, digest)))
+    with existing as context, without_warnings():
         yield
     _made.update({(job, *key): kind for key, kind in context.made.items()})
 
 
 def apply(updates: list[tuple[int, State]], memo: Mapping[int, Any]) -> tuple[str, ...]:
     """Put new states into the notebook's objects: instances first, then containers, which may hash them."""
-    notes = []
+    notes = [SHARED] if shared(memo, {place for place, _ in updates}) else []
     containers = ("list", "dict", "OrderedDict", "set", "deque", "bytearray")
     for place, state in sorted(updates, key=lambda update: update[1].kind in containers):
         target = memo[place]

@@ -6,7 +6,7 @@ import copyreg
 import sys
 import types
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,12 @@ from .tensors import is_tensor
 
 if TYPE_CHECKING:
     from .pickler import Pickler
+
+
+SHARED = (
+    "the cell wrote to a NumPy array or a tensor that shares memory with another one in the notebook, but not on the "
+    "ranks: there the other one kept its values. If the cell wrote to both, the notebook has one of the writes"
+)
 
 
 @dataclass
@@ -164,6 +170,40 @@ def _tensor_state(value: Any) -> State:
 def _is_array(value: Any) -> bool:
     numpy = sys.modules.get("numpy")
     return numpy is not None and isinstance(value, numpy.ndarray)
+
+
+def shared(targets: Mapping[int, Any], written: Container[int]) -> bool:
+    """Whether an array or storage of a place in ``written`` lies in the memory of another one of ``targets``."""
+    spans = sorted((*span, place) for place, target in targets.items() if (span := _span(target)))
+    open_: list[tuple[int, int, int]] = []
+    for start, end, place in spans:
+        open_ = [one for one in open_ if one[1] > start]
+        for _, _, other in open_:
+            if (place in written or other in written) and _overlap(targets[place], targets[other]):
+                return True
+        open_.append((start, end, place))
+    return False
+
+
+def _overlap(one: Any, other: Any) -> bool:
+    """Of two whose spans overlap; columns of one table do not."""
+    if not (_is_array(one) and _is_array(other)):
+        return True
+    numpy = sys.modules["numpy"]
+    try:
+        return bool(numpy.shares_memory(one, other, max_work=1000))
+    except RuntimeError:  # too hard to find out
+        return True
+
+
+def _span(target: Any) -> tuple[int, int] | None:
+    if isinstance(target, Storage):
+        return (target.address, target.address + target.size) if target.size else None
+    if not _is_array(target) or not target.size:
+        return None
+    start = target.__array_interface__["data"][0]
+    reach = [(count - 1) * step for count, step in zip(target.shape, target.strides, strict=True)]
+    return start + sum(min(0, step) for step in reach), start + sum(max(0, step) for step in reach) + target.itemsize
 
 
 def put(target: Any, state: State) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from ..protocol import codec
 from ..protocol.disk import read_plain
 from ..protocol.events import parse_lines
 from ..protocol.plan import Died
@@ -61,7 +60,7 @@ class Renewals:
         plan = continued(order.plan, nodes, strategy, again.since, again.died)
         order = replace(order, plan=plan, attempt=again.attempt, restarts=again.restarts, rendezvous=again.rendezvous)
         order = replace(order, plan=with_route(order))
-        write_private(job.paths.plan, codec.dumps(order.plan.to_json()).encode("ascii"))
+        write_private(job.paths.plan, order.plan.text)
         for result in job.paths.results.iterdir():
             result.unlink(missing_ok=True)
         new = NodeJob(job.paths, job.node, order.node_plan().ranks, order.attempt)

@@ -19,7 +19,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..protocol import codec
 from ..protocol.disk import in_words
 from ..protocol.errors import ChannelError
 from ..protocol.machine import inventory
@@ -27,6 +26,7 @@ from ..protocol.machine.tickets import Kept
 from ..protocol.paths import JobPaths, safe_name
 from ..protocol.process import ProcessId, children, job_token_of, session_of
 from ..protocol.wire import messages
+from ..protocol.wire.assignment import Assignment
 from ..protocol.wire.channel import Channel
 from ..protocol.wire.connect import Door
 from .adopting import adopted, killed, left_by_another
@@ -35,9 +35,9 @@ from .file_watch import Changes
 from .gauges import GaugeWatch
 from .nodejob import NodeJob
 from .routes import addresses, with_route
-from .shipping.environments import Builds
 from .shipping.handover import copied, taken_over
 from .shipping.peer import Peer
+from .shipping.receiving import Receiving
 from .shipping.replica import (
     continued,
     discard,
@@ -47,7 +47,6 @@ from .shipping.replica import (
     trust_replica,
     write_private,
 )
-from .shipping.synced import MARK
 from .shipping.tail import Shipment
 from .starts import Starts
 from .unattended.orphans import Orphans
@@ -91,9 +90,10 @@ class Agent:
             self._selector.register(self._changes.fd, selectors.EVENT_READ, lambda mask: self._changes.drain())
         self._gauges = GaugeWatch()
         self._gpus = Kept()
-        self._builds = Builds()
         self._idle_since = time.monotonic()
         self._starts = Starts(directory / "zygote.log", self._jobs, self._register, self._unregister)
+        self._receiving = Receiving(self._peers, self._starts.pool.warm, addresses)
+        self._selector.register(self._receiving, selectors.EVENT_READ, lambda mask: None)
         self._renewals = Renewals(self._jobs, self._starts.orders, partial(self._starts.start, doubt=False))
 
     # -- the loop
@@ -113,6 +113,7 @@ class Agent:
             self._starts.pool.close()
             self._changes.close()
             self._gauges.close()
+            self._receiving.close()
 
     def _tick(self, now: float) -> float:
         if now - self._changed > SETTLED_SECONDS and all(self._told_of(job) for job in self._jobs.values()):
@@ -133,7 +134,7 @@ class Agent:
 
     def _active(self) -> bool:
         going = any(job.state != "ended" for job in self._jobs.values())
-        return going or bool(self._builds.pids) or any(peer.channel.pending for peer in self._peers)
+        return going or self._receiving.busy or any(peer.channel.pending for peer in self._peers)
 
     def _speaks(self) -> bool:
         return any(job.speaks for job in self._jobs.values())
@@ -156,7 +157,8 @@ class Agent:
             if job.poll(now, partial(self._strays, job), killed(job) if self._stop else ""):
                 self._changed = now
             self._ship(name, job, now)
-        self._builds.turn()
+        self._receiving.turn(now)
+        self._changed = now if self._receiving.moving else self._changed
         self._gauges.turn(self._jobs, now)
         self._gpus.only(self._may_run)
         self._drop_silent(now)
@@ -186,7 +188,7 @@ class Agent:
                 os.waitpid(pid, os.WNOHANG)
 
     def _known(self) -> set[int]:
-        return self._starts.pids | self._orphans.pids | self._builds.pids
+        return self._starts.pids | self._orphans.pids | self._receiving.pids
 
     def _strays(self, job: NodeJob) -> list[ProcessId]:
         """Orphaned processes that left their session and cleared their environment. Empty while another job runs.
@@ -236,8 +238,7 @@ class Agent:
         self._peers.remove(peer)
         self._unregister(peer.channel)
         peer.channel.close()
-        peer.close()
-        self._builds.forget(id(peer))
+        self._receiving.forget(peer)
 
     def _drop_silent(self, now: float) -> None:
         for peer in list(self._peers):
@@ -258,8 +259,7 @@ class Agent:
         try:
             getattr(self, f"_on_{message['type']}")(peer, said, body)
         except OSError as error:
-            job = said.assignment.job if isinstance(said, messages.Start) else getattr(said, "job", "")
-            self._refuse(peer, job, error)
+            self._refuse(peer, getattr(said, "job", ""), error)
         except ChannelError:
             raise
         except Exception as error:  # a message that nothing fits must not end the jobs of other drivers
@@ -312,8 +312,8 @@ class Agent:
             return
         job = self._jobs.get(said.job)
         begun = job is not None and job.attempt >= said.attempt  # said again after its channel broke
-        missing = {"type": "missing", "job": said.job, "blobs": () if begun else peer.prepare(said)}
-        peer.channel.send({**missing, "built": begun or (peer.environment is not None and peer.environment.whole)})
+        missing = messages.Missing(said.job, (), True) if begun else self._receiving.prepare(peer, said)
+        peer.channel.send({"type": "missing", **missing.to_json()})
 
     def _on_copy(self, peer: Peer, said: messages.OfJob, body: bytes) -> None:
         peer.channel.send({"type": "copied", **copied(peer.scratch, said.job).to_json()})
@@ -329,24 +329,16 @@ class Agent:
         return bool(by)
 
     def _on_blob(self, peer: Peer, said: messages.BlobPiece, body: bytes) -> None:
-        if said.digest.startswith(MARK) and peer.synced:
-            right = peer.synced.take(said.digest, said.offset, body, said.last)
-        else:
-            right = peer.incoming.take(replica_blobs(peer.scratch), said.digest, said.offset, body, said.last)
-        if right is not None:
-            peer.channel.send({"type": "stored", "digest": said.digest, "right": right})
+        self._receiving.take(peer, said, body)
+
+    def _on_fetch(self, peer: Peer, said: messages.Fetch, body: bytes) -> None:
+        self._receiving.fetch(peer, said)
 
     def _on_build(self, peer: Peer, said: messages.OfJob, body: bytes) -> None:
-        if peer.environment:
-            self._builds.want(peer.environment, id(peer), partial(self._built, peer, said.job))
-
-    def _built(self, peer: Peer, job: str, why: str) -> None:
-        peer.channel.send({"type": "refused", "job": job, "reason": why} if why else {"type": "built", "job": job})
-        if peer.environment and peer.login and not why:
-            self._starts.pool.warm(peer.environment.python, peer.login.environ)
+        self._receiving.build(peer, said.job)
 
     def _on_start(self, peer: Peer, said: messages.Start, body: bytes) -> None:
-        shared, assignment = said.shared, said.assignment
+        shared, assignment = said.shared, Assignment.of(said.order, body)
         name = assignment.job
         if not shared:
             paths, blobs = replica(peer.scratch, name), replica_blobs(peer.scratch)
@@ -357,7 +349,7 @@ class Agent:
                 world = peer.environment.world(world) if peer.environment else world
                 assignment = replace(assignment, world=world)
                 assignment = replace(assignment, plan=with_route(assignment))
-                write_private(paths.plan, codec.dumps(assignment.plan.to_json()).encode("ascii"))
+                write_private(paths.plan, assignment.plan.text)
         if self._ended_early.get(name) == assignment.attempt:
             peer.channel.send({"type": "ended", "job": name, "attempt": assignment.attempt})
             return
@@ -434,7 +426,7 @@ class Agent:
             job.end(said.grace, time.monotonic())
             self._changed = time.monotonic()
         else:
-            self._builds.forget(id(peer))
+            self._receiving.forget(peer)
             self._ended_early[said.job] = said.attempt
             peer.job = None
             discard(replica_paths(peer.scratch, said.job))

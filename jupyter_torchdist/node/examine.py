@@ -17,7 +17,7 @@ from pathlib import Path
 from ..protocol.machine.limits import lines, user
 from ..protocol.machine.nvml import Nvml
 from ..protocol.wire import frames
-from ..protocol.wire.messages import Examined
+from ..protocol.wire.reports import Examined
 from .routes import interfaces
 
 _BRIDGE = 0x0604

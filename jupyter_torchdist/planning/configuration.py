@@ -14,8 +14,9 @@ from typing import Any
 from ..protocol.errors import OptionError
 from ..protocol.hosts import KEYS
 from ..protocol.options.launcher import of_a_launcher
+from ..protocol.options.parsing import parse_options
 from ..protocol.options.strategy import options_of
-from ..protocol.spec import BY_FLAG, OPTIONS, Options, parse_options
+from ..protocol.spec import BY_FLAG, OPTIONS, Options
 from . import accelerate_config
 
 _OF_A_STRATEGY = (
@@ -37,7 +38,7 @@ def configured(words: str | Sequence[str], directory: Path, defaults: Options | 
 
     A relative path starts at ``directory``. Raises ``OptionError``.
     """
-    given, defaults = parse_options(words), defaults or Options()
+    given, defaults = parse_options(words, whole=False), defaults or Options()
     named = given.config or (defaults.config if given.strategy != "none" else None)
     if named is None:
         return over(words, defaults)
@@ -58,7 +59,7 @@ def configured(words: str | Sequence[str], directory: Path, defaults: Options | 
 
 def over(words: str | Sequence[str], defaults: Options) -> Options:
     """``words`` override ``defaults``. Defaults that contradict are dropped: GPUs or ranks, options of a strategy."""
-    given = parse_options(words)
+    given = parse_options(words, whole=False)
     if given.gpus is not None:
         defaults = replace(defaults, ranks=None)
     if given.ranks is not None:

@@ -10,6 +10,12 @@ from .errors import OptionError
 from .plan import Reach
 from .typed import Record
 
+LOCAL = "local"
+"""The launcher of this machine."""
+
+SSH = "ssh"
+"""The launcher of ``--hosts``."""
+
 KEYS = ("python", "scratch", "setup", "bring")
 """Settings of a host: fields of ``Reach``."""
 

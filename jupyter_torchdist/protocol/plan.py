@@ -6,6 +6,7 @@ import hashlib
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from . import codec
 from .strategy import StrategyPlan
@@ -260,6 +261,11 @@ class Plan(Record):
     """The host on which the engine's commands run, over SSH; empty: this machine."""
     configuration: str = ""
     """Files that say where the engine is (``KUBECONFIG``), as absolute paths; empty: where it looks by itself."""
+
+    @cached_property
+    def text(self) -> bytes:
+        """As JSON. All nodes get the same."""
+        return codec.dumps(self.to_json()).encode("ascii")
 
     def node_of(self, rank: int) -> NodePlan:
         """The node of ``rank``. Raises ``KeyError`` for a rank outside the plan."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
 
 from .typed import Record
 
@@ -25,6 +27,11 @@ class World(Record):
     """The interpreter."""
     libraries: tuple[str, ...] = ()
     """Modules of ``LIBRARIES`` that this process had imported: ranks will probably need them."""
+
+    @cached_property
+    def fields(self) -> dict[str, Any]:
+        """As ``to_json``, made once for all nodes."""
+        return self.to_json()
 
     def for_a_host(self, names: Collection[str]) -> World:
         """What goes to another machine: the variables with these names, the directory, the umask."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import os
 import time
 import traceback
 from collections.abc import Iterator
@@ -9,10 +11,12 @@ from dataclasses import replace
 
 from ..protocol.errors import TorchDistError
 from ..protocol.events import ErrorRecord
-from ..usercode.frames import is_ours
+from ..usercode.frames import is_ours, is_users
 
 _FRAMES = 40
 """Number of frames kept at each end of a deep recursion."""
+
+_LOOP = f"{os.sep}asyncio{os.sep}"
 
 _TEXT = 200_000
 """Largest number of characters of the traceback."""
@@ -47,6 +51,17 @@ def exit_code(error: SystemExit) -> int:
     return error.code & 0xFF if isinstance(error.code, int) else 1
 
 
+def ended_well(error: BaseException) -> bool:
+    """Whether ``error`` is a normal end: ``sys.exit()`` or ``sys.exit(0)``."""
+    return isinstance(error, SystemExit) and exit_code(error) == 0
+
+
+def end_in_words(error: BaseException) -> str:
+    """What to tell of a normal end: in a notebook it is an error, at which "run all cells" stops."""
+    lines = [f" at {file}, line {line}" for file, line, *_ in record(error).frames if is_users(file)]
+    return f"sys.exit(){lines[-1] if lines else ''} ended the code: what follows it did not run"
+
+
 def of_a_program(error: BaseException) -> tuple[ErrorRecord, int]:
     """The record of a program's exception, and the exit code. For ``sys.exit(…)`` Python prints no traceback."""
     found = record(error)
@@ -72,8 +87,12 @@ def _message(error: BaseException) -> str:
 
 
 def _users(stack: traceback.StackSummary) -> list[traceback.FrameSummary]:
-    """The user's frames; if there are none (our own code failed), all frames."""
-    return [frame for frame in stack if not is_ours(frame.filename)] or list(stack)
+    """The user's frames; if there are none (our own code failed), all frames.
+
+    The loop that runs a cell with ``await`` is not shown.
+    """
+    found = [frame for frame in stack if not is_ours(frame.filename)]
+    return list(itertools.dropwhile(lambda frame: _LOOP in frame.filename, found)) or found or list(stack)
 
 
 def _ends(frames: list[traceback.FrameSummary]) -> list[traceback.FrameSummary | None]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import sys
 import time
 import weakref
 from typing import Any
@@ -14,6 +15,7 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import rendezvous
 
+from ..protocol.errors import UserError
 from ..protocol.plan import NodePlan, Plan
 from . import parting
 
@@ -46,7 +48,13 @@ def choose_device(node: NodePlan, *, for_command: bool = False) -> torch.device:
     if not node.gpus or for_command:
         return torch.device("cpu")
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-    torch.cuda.set_device(device)
+    try:
+        torch.cuda.set_device(device)
+    except AttributeError as error:  # what is not in a build for CPUs
+        raise UserError(
+            f"this rank has a GPU, and torch {torch.__version__} in {sys.executable} is built for CPUs",
+            "install a torch with CUDA there, or use --ranks N",
+        ) from error
     return device
 
 

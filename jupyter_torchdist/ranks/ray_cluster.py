@@ -11,8 +11,9 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack, closing, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 from ..protocol.errors import UserError
@@ -38,6 +39,7 @@ def drive(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[s
     with ExitStack() as stack:
         stack.callback(board.end)
         if api.local_rank == 0:
+            stack.enter_context(current_cluster_kept(address))
             stack.enter_context(closing(_Node(address)))
         if api.rank != 0:
             board.wait()
@@ -48,6 +50,31 @@ def drive(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[s
         stack.callback(ray.shutdown)
         _wait_for_nodes(ray, address, nodes)
         return function(*args, **kwargs)
+
+
+@contextmanager
+def current_cluster_kept(address: str) -> Iterator[None]:
+    """Put back what Ray's file of this machine said: ``ray start`` writes its address there, and leaves it at its end.
+
+    Without, the next ``ray.init()`` of the user would look for a cluster that is gone.
+    """
+    folder = os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp"  # as Ray 2.60 chooses it
+    file = Path(folder, "ray", "ray_current_cluster")
+    before = _content(file)
+    try:
+        yield
+    finally:
+        port = address.rpartition(":")[2]  # Ray may write another address of the same host
+        with suppress(OSError):
+            if _content(file).endswith(f":{port}"):
+                file.write_text(before) if before else file.unlink()
+
+
+def _content(file: Path) -> str:
+    try:
+        return file.read_text().strip()
+    except OSError:
+        return ""
 
 
 class _Node:

@@ -25,6 +25,9 @@ from .module_attributes import Libraries
 AUTO_LIMIT = 4 << 30
 """Largest number of bytes that come back automatically; more must be named with ``--out``."""
 
+_OF_LIBRARIES = re.compile(r"__(torchdist|.*(?<!__)$)|.*\]_+$")
+"""Names such as ``__compiled_fn_1`` of ``torch.compile``, and ``Box[int]_`` of pydantic for a second ``Box[int]``."""
+
 _DEPTH = 8
 _Cache = type(functools.lru_cache(lambda: None))
 _WEIGHTLESS = (str, int, float, type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType)
@@ -94,10 +97,7 @@ class Results:
         if out == ("none",):
             return last, []
         if out == ("auto",):
-            # ``torch.compile`` puts names such as ``__compiled_fn_1`` and ``__resume_at_8_2`` here.
-            new = [
-                name for name in names if name not in self._before and not re.match("__(torchdist|.*(?<!__)$)", name)
-            ]
+            new = [name for name in names if name not in self._before and not _OF_LIBRARIES.match(name)]
             found = [*self._loaded.manifest.bound, *marshal.changed_names(self._loaded, names), *new]
             chosen = {name: names[name] for name in found if name in names and name != CALL}
             gone = (name for name in self._loaded.names if name not in names and name.isidentifier() and name != CALL)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import importlib
 import importlib.util
 import os
 import subprocess
@@ -59,7 +60,7 @@ class RankShell:
             command, shell=True, executable=_shell(), stdout=subprocess.PIPE, text=True, errors="replace", check=False
         )
         self.user_ns["_exit_code"] = done.returncode
-        return done.stdout.splitlines() if split else done.stdout
+        return _lines(done.stdout) if split else done.stdout
 
     def _expanded(self, command: str) -> str:
         """The command with names replaced by their values in the calling code, two frames above."""
@@ -80,12 +81,25 @@ def _shell() -> str:
     return os.environ.get("SHELL") or "/bin/sh"
 
 
+def _lines(text: str) -> list[str]:
+    """As IPython's list of lines, which has ``.n`` and ``.s``; a node may lack IPython."""
+    try:
+        kind: type[list[str]] = importlib.import_module("IPython.utils.text").SList
+    except (ImportError, AttributeError):
+        kind = list
+    return kind(text.splitlines())
+
+
 def _no_magic(magic: str) -> UserError:
-    return UserError(f"{magic} cannot run on a rank", "only !command works there; run the magic in a cell of its own")
+    return UserError(f"{magic} cannot run on a rank", commands.INSTEAD_OF_MAGICS)
 
 
 def no_input(prompt: object = "", /) -> NoReturn:
     raise UserError("input() does not work: a rank has no keyboard", "set the value in a cell before this one")
+
+
+def no_password(*_: Any, **__: Any) -> NoReturn:
+    raise UserError("getpass() does not work: a rank has no keyboard", "ask for it in a cell before this one")
 
 
 def no_breakpoint(*_: Any, **__: Any) -> NoReturn:
@@ -117,6 +131,8 @@ def install(display: Display, namespace: dict[str, Any], *, program: bool = Fals
         "matplotlib.pyplot": lambda module: vars(module).update(show=lambda *_, **__: display.figures()),
         "tqdm.notebook": _text_bars,
     }
+    if not program:
+        changes["getpass"] = lambda module: vars(module).update(getpass=no_password)
     after_import(changes)
     return shell
 

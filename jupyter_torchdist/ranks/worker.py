@@ -138,12 +138,14 @@ class Rank:
             self.interrupts.disarm()
         except BaseException as error:  # noqa: BLE001  # whatever user code raises
             self.interrupts.disarm()
-            if not _ended_well(error):
+            if not failures.ended_well(error):
                 for way in self.ways():
                     error = way.explained(error)
                     way.stop(error, vars(self.main))
                 self.stopped(error)
                 return
+            if not self.program:
+                self.note(failures.end_in_words(error))
         self.succeed()
 
     def prepare(self) -> JobSpec:
@@ -275,7 +277,7 @@ class Rank:
     def begin_to_end(self) -> None:
         """From now on this rank waits for no other rank. If it does not exit, the agent reports it."""
         bootstrap.show_stacks_in(self.stacks)
-        self.recording.write("done", "")
+        self.recording.write("done")
         self.events.write("rank.ending")
 
     def succeed(self) -> None:
@@ -383,11 +385,6 @@ class Rank:
         self.times.close()
         if self.will is not None:
             self.will.revoke()
-
-
-def _ended_well(error: BaseException) -> bool:
-    """Whether ``error`` is a normal end: ``sys.exit()`` or ``sys.exit(0)``."""
-    return isinstance(error, SystemExit) and failures.exit_code(error) == 0
 
 
 def _finish_saving() -> None:

@@ -4,11 +4,13 @@ Libraries set up their own loggers, also on the ranks. These travel only if a ce
 (``logging.getLogger("transformers").setLevel(…)``). They are then written again when the library is imported.
 
 Handlers that append to a file write on rank 0 only; otherwise the file would contain each line several times.
+Handlers that a cell makes for a new file (mode ``w``) come back, and append to it from then on.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -36,7 +38,7 @@ def read(place: Place) -> State:
         state["level names"] = {level: name for level, name in names.items() if _LEVELS.get(level) != name}
     naming = [text for text in place.texts if "logg" in text]
     for name, logger in _loggers():
-        told, handlers = (logger.level, logger.propagate, logger.disabled), list(_sent(logger))
+        told, handlers = (logger.level, logger.propagate, logger.disabled), list(_sent(logger, place))
         if (told != _FRESH or logger.handlers or place.rank is not None) and _of_the_notebook(name, naming):
             state[name] = told
             state[f"handlers of {name}"] = handlers
@@ -64,17 +66,19 @@ def _is_librarys(name: str) -> bool:
     return loaded or top in _NEVER or name.startswith(_TORCHS)
 
 
-def _sent(logger: logging.Logger) -> Iterator[Sent]:
+def _sent(logger: logging.Logger, place: Place) -> Iterator[Sent]:
     for handler in logger.handlers:
-        if where := _target(handler):
+        if where := _target(handler, any_mode=place.rank is not None):
             rest = {key: value for key, value in vars(handler).items() if key not in _OF_THE_PROCESS}
-            yield type(handler), where, {**rest, "filters": list(handler.filters)}
+            mode = {"mode": "a"} if isinstance(handler, logging.FileHandler) else {}
+            yield type(handler), where, {**rest, **mode, "filters": list(handler.filters)}
 
 
-def _target(handler: logging.Handler) -> str:
-    """The target of a handler that can travel; empty for other handlers."""
+def _target(handler: logging.Handler, any_mode: bool = False) -> str:
+    """The target of a handler that can travel; empty for other handlers. ``any_mode``: of one of a file, too."""
     if isinstance(handler, logging.FileHandler):
-        return handler.baseFilename if handler.mode.startswith("a") else ""
+        told = handler.mode.startswith("a") or (any_mode and handler.baseFilename != os.devnull)
+        return handler.baseFilename if told else ""
     stream = getattr(handler, "stream", None)
     if not isinstance(handler, logging.StreamHandler) or stream is None:
         return ""
@@ -125,9 +129,18 @@ def _set_handlers(logger: logging.Logger, sent: list[Sent], place: Place) -> Non
             there.remove(alike[0])
             vars(alike[0]).update(rest)
         else:
+            _close_others(logger, where)
             logger.addHandler(_made(kind, where, rest))
     for handler in there:
         logger.removeHandler(handler)
+
+
+def _close_others(logger: logging.Logger, where: str) -> None:
+    """Close handlers that hold the file in another mode: the cell has opened it anew."""
+    for handler in list(logger.handlers):
+        if not _target(handler) and _target(handler, any_mode=True) == where:
+            logger.removeHandler(handler)
+            handler.close()
 
 
 def _made(kind: type[logging.Handler], where: str, rest: dict[str, Any]) -> logging.Handler:

@@ -10,6 +10,7 @@ from typing import Any
 from . import (
     environment,
     import_path,
+    imports,
     logs,
     numpy_settings,
     operators,
@@ -18,6 +19,7 @@ from . import (
     randoms,
     tables,
     torch_settings,
+    working_directory,
 )
 from .base import Adapter, Place, State, Stays, said
 
@@ -32,6 +34,8 @@ TABLE: tuple[Adapter, ...] = (
     plotting.ADAPTER,
     tables.ADAPTER,
     environment.ADAPTER,
+    working_directory.ADAPTER,
+    imports.ADAPTER,
 )
 _BY_NAME = {adapter.name: adapter for adapter in TABLE}
 

@@ -47,19 +47,19 @@ class Writer:
         os.ftruncate(self._fd, self._end)
         reserve(self._fd, ROOM)
 
-    def append(self, event: Event) -> Event:
-        """Write the event; return it with its number. Raises ``StoreError``, and then writes no part of it."""
-        numbered = replace(event, seq=self.seq + 1)
-        line = numbered.to_line()
-        with writing(self._paths.root, len(line)):
+    def append(self, *events: Event) -> Event:
+        """Write the events; return the last one with its number. Raises ``StoreError``, and then writes none."""
+        numbered = [replace(event, seq=self.seq + place) for place, event in enumerate(events, 1)]
+        lines = b"".join(event.to_line() for event in numbered)
+        with writing(self._paths.root, len(lines)):
             try:
-                write_all(self._fd, memoryview(line))
+                write_all(self._fd, memoryview(lines))
             except OSError:
                 os.ftruncate(self._fd, self._end)
                 raise
-        self._end += len(line)
-        self.seq = numbered.seq
-        return numbered
+        self._end += len(lines)
+        self.seq = numbered[-1].seq
+        return numbered[-1]
 
     def close(self) -> None:
         """Flush to the disk and close; calling it again does nothing."""

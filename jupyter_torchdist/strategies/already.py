@@ -48,7 +48,7 @@ def reason_to_leave(code: CodeType, names: Mapping[str, Any]) -> str | None:
     if calls_prepare(code, names):
         return "td.prepare is called, and --strategy acts through it"
     found = distributed_by(code, names)
-    return None if found is None else f"the code is distributed already ({found}), so --strategy leaves it alone"
+    return None if found is None else f"the code is distributed already ({found}), so --strategy does not change it"
 
 
 def speaks_of_collectives(code: CodeType, names: Mapping[str, Any]) -> bool:

@@ -28,7 +28,7 @@ from .core import agreement, data_parallel, hooks, loading, meta, opened_files
 from .core.context import ParallelContext
 from .core.ownership import own_class
 from .core.rng import begin_alike
-from .core.scatter import tensors_in, to_device
+from .core.scatter import map_tensors, tensors_in, to_device
 from .deepspeed import engine
 from .distributing import Distributor, nothing_was_distributed
 from .loop.loops import Loops
@@ -45,6 +45,7 @@ from .step.equivalence import Equivalence
 from .step.no_trace import within_checkpoint
 from .step.origin import Rows
 from .step.verifying import Connection
+from .step.views import for_a_trial
 from .training import Training
 
 _NOTHING = contextlib.nullcontext()
@@ -257,7 +258,7 @@ class AutomaticTraining(Training):
         args, kwargs = to_device(deferred.settled((args, kwargs), "the model"), self._context.device)
         with self._loops.aside():
             if new:
-                self._distribute(forward, module, args, kwargs)
+                self._distribute(forward, module, *map_tensors((args, kwargs), for_a_trial))
             if self._work.engine is not None:
                 forward = self._work.engine.forward(module, forward)
             if self._loops.sliced is None:
@@ -358,10 +359,8 @@ class AutomaticTraining(Training):
     def _named_parameters(self, original: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         """``parameters()`` calls this too. A penalty computed before the backward may need unsharded parameters."""
         if not self._calls.depth and not in_backward():
-            if torch.is_grad_enabled():
-                self._work.gathered.show()
-            else:
-                self._work.gathered.let_go()
+            gathered = self._work.gathered
+            (gathered.show if torch.is_grad_enabled() else gathered.let_go)()
         return original(module, *args, **kwargs)
 
     def _register_hook(self, original: Callable[..., Any], tensor: torch.Tensor, hook: Any) -> Any:

@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor
 
 from ..protocol.errors import StrategyError
 from ..torch_private.autograd import in_backward, in_functorch
+from ..torch_private.tracing import is_tracing
 from .core.hooks import Before
 from .core.scatter import averaged
 from .distributing import Distributor
@@ -152,8 +153,9 @@ class Backwards:
                 "use --strategy ddp, or backward()",
             )
         within = self._is_within() or in_backward()
-        # A transform of torch.func (vmap, grad) gives the single-device result on every rank.
-        within = within or in_functorch()
+        # A transform of torch.func (vmap, grad) gives the single-device result on every rank. torch.compile asks for
+        # the gradients of a graph that it makes.
+        within = within or in_functorch() or is_tracing()
         if not within:
             self._work.gathered.before(create_graph=bool(args[2] if len(args) > 2 else kwargs.get("create_graph")))
             if self._work.accumulation is not None:

@@ -174,7 +174,7 @@ class ExplicitWay(Training):
             raise StrategyError(
                 f"batches of {totals} samples are used in one step, and {self._group.size()} ranks divide them "
                 "differently: the weight of a rank's loss is unknown",
-                "give both loaders drop_last=True, or batch sizes that the ranks divide",
+                "give both loaders batch sizes that the ranks divide, and drop_last=True",
             )
         return weights.pop() if weights else None
 

@@ -151,6 +151,12 @@ def fsdp_place(parameter: FSDPParam) -> set[tuple[nn.Module, str]]:
     return {(info.module, info.param_name), *zip(info.shared_modules, info.shared_param_names, strict=True)}
 
 
+def fsdp_is(parameter: FSDPParam, one: nn.Parameter | None) -> bool:
+    """Whether ``one`` is a form of the parameter: its shard, gathered, or resharded to fewer ranks."""
+    forms = (getattr(parameter, name, None) for name in ("_unsharded_param", "_sharded_post_forward_param"))
+    return one is parameter.sharded_param or (one is not None and any(one is form for form in forms))
+
+
 def fsdp_around_forward(group: FSDPParamGroup, begin: Callable[[], None], end: Callable[[], None]) -> None:
     """Call ``begin`` when ``group`` is gathered for a forward, and ``end`` when that is over, before it is freed."""
     gather, free, own = group.pre_forward, group.post_forward, vars(group)

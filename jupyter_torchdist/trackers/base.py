@@ -7,6 +7,7 @@ exception may be raised at any time: the call comes again later, also in another
 from __future__ import annotations
 
 import importlib.util
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -94,6 +95,6 @@ def needs(module: str, tracker: str) -> None:
     """Raises ``OptionError`` if a module is not installed."""
     if importlib.util.find_spec(module) is None:
         raise OptionError(
-            f"--track {tracker}: the package {module} is not installed",
-            f"pip install 'jupyter_torchdist[{tracker}]'; no rank was started",
+            f"the tracker {tracker} needs the package {module}, which is not installed in {sys.executable}",
+            f"{sys.executable} -m pip install 'jupyter_torchdist[{tracker}]'",
         )

@@ -6,6 +6,8 @@ A destination that is down or slow delays only this process. Nothing is held in 
 from __future__ import annotations
 
 import contextlib
+import errno
+import socket
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -172,7 +174,13 @@ def _in_words(error: Exception) -> str:
     chain: list[BaseException] = [error]
     while following := chain[-1].__cause__ or chain[-1].__context__:
         chain.append(following)
-    if cut := next((one for one in chain if isinstance(one, (ConnectionError, TimeoutError))), None):
+    if cut := next((one for one in chain if _is_of_the_network(one)), None):
         return f"its server does not answer ({getattr(cut, 'strerror', None) or cut})"
     text = error.message if isinstance(error, TorchDistError) else str(error)
     return wording.first_line(f"{type(error).__name__}: {text}" if text else repr(error), 300)
+
+
+def _is_of_the_network(error: BaseException) -> bool:
+    if isinstance(error, (ConnectionError, TimeoutError, socket.gaierror)):
+        return True
+    return isinstance(error, OSError) and error.errno in (errno.EHOSTUNREACH, errno.ENETUNREACH)

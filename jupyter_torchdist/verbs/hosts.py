@@ -15,7 +15,7 @@ from ..launchers.ssh import launcher
 from ..protocol.errors import LaunchError, OptionError
 from ..protocol.hosts import Host, hosts_of
 from ..protocol.spec import Options
-from ..protocol.wire import messages
+from ..protocol.wire import messages, reports
 from ..views import host_text
 from . import defaults
 from .all_reduce import all_reduce
@@ -47,7 +47,7 @@ def examine(arguments: argparse.Namespace) -> Iterator[Check]:
         if error is not None:
             why = host_text.why(one.host.name, error.message)
             yield Check("reached", FAULT, f"{one.host.name}: {why}", error.hint or launcher.LOOK)
-        elif isinstance(answer.said, messages.Examined):
+        elif isinstance(answer.said, reports.Examined):
             found.append(Facts(one.inventory, answer.said, one.clock))
     if found:
         yield Check("reached", FINE, ", ".join(host.host for host in found))
@@ -62,9 +62,9 @@ def stop(arguments: argparse.Namespace) -> Iterator[StoppedNode]:
     """What was ended and removed on each host, or why nothing was."""
     for one in launcher.remove(_hosts(arguments)):
         name = one.host.name
-        if isinstance(one.said, messages.Removed) and not one.said.jobs:
+        if isinstance(one.said, reports.Removed) and not one.said.jobs:
             yield StoppedNode(name, one.said.warm, (), one.said.paths, one.said.kept)
-        elif isinstance(one.said, messages.Removed):
+        elif isinstance(one.said, reports.Removed):
             jobs = ", ".join(one.said.jobs)
             error = LaunchError(f"{name} runs job {jobs}; nothing was removed there", "cancel it, or wait")
             yield StoppedNode(name, jobs=one.said.jobs, error=Problem.of(error))

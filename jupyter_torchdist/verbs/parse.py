@@ -83,7 +83,9 @@ def parser(program: str) -> Parser:
         made[verb] = verbs.add_parser(verb, help=text, description=text, allow_abbrev=False)
     for verb in ("show", "logs", "attach", "stacks", "profile", "cancel", "rerun", "export", "track"):
         made[verb].add_argument("job", metavar="JOB", help="id of the job, the beginning of the id, or the name")
-    made["track"].add_argument("trackers", metavar="TRACKER", nargs="*", help="mlflow, tensorboard, wandb: as launched")
+    made["track"].add_argument(
+        "trackers", metavar="TRACKER", nargs="*", default=[], help="such as mlflow (default: the job's own)"
+    )
     made["export"].add_argument("directory", metavar="DIR", help="a new directory")
     made["diagnose"].add_argument(
         "logs",

@@ -9,7 +9,7 @@ from math import inf
 from typing import TextIO
 
 from ..protocol.paths import JobPaths
-from ..protocol.state import JobState
+from ..protocol.state import JobState, Stall
 from ..store import segments, tracking
 from ..store.logs import decode
 from ..store.screen import Screen
@@ -85,14 +85,21 @@ class Console:
         self._output = output or Output()
         self._paths = paths
         self._notes = 0
+        self._stall: Stall | None = None
 
     def tick(self, state: JobState) -> None:
-        """Print new notes and lines."""
+        """Print new notes and lines, and that no rank makes progress."""
         for note in state.notes[self._notes :]:
             self.say(f"note: {note}\n")
         self._notes = len(state.notes)
         for log, text in self._lines.poll():
             self._print(log, text)
+        if state.stall != self._stall and not state.final:
+            self._stall = state.stall
+            line = job_text.stall_line(state, time.time())
+            self.say(
+                f"{line}\n  → {state.stall.finding.remedy}\n" if state.stall else "the ranks make progress again\n"
+            )
 
     def finish(self, state: JobState, now: float) -> None:
         """Print the rest of the output, where the job is tracked, and its headline unless it succeeded."""

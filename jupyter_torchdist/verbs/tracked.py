@@ -24,8 +24,15 @@ def track(arguments: argparse.Namespace) -> Iterator[tracking.Tracking]:
     if not names:
         raise UserError(f"job {job.id} was not launched with --track", f"name a tracker: %dist track {job.id} mlflow")
     registry.check(names, os.environ)
+    left = []
     for name in names:
-        yield _delivered(job, name)
+        known = _delivered(job, name)
+        if job.state.final and not known.closed and not known.lives:
+            left.append(f"{name}: {known.said}")
+        else:
+            yield known
+    if left:
+        raise UserError("; ".join(left), "see that its server answers, and run the command again")
 
 
 def _delivered(job: Job, name: str) -> tracking.Tracking:

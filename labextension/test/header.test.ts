@@ -97,6 +97,7 @@ describe('what it says', () => {
   });
 
   it('says who waits in a collective and for whom, until it goes on', async () => {
+    vi.spyOn(Date, 'now').mockReturnValue(Date.now()); // on a busy machine a second passes between two lines
     const since = Date.now() / 1000 - 12.5;
     const waiting = { operation: 'all_reduce', group: 'gloo:0', number: 17, since, size: 4, members: null };
     const [waits, behind] = [
@@ -118,6 +119,7 @@ describe('what it says', () => {
   });
 
   it('says who holds up the others, while no rank makes progress', async () => {
+    vi.spyOn(Date, 'now').mockReturnValue(Date.now()); // on a busy machine a second passes between two lines
     const since = Date.now() / 1000 - 34.5;
     const sentence = 'rank 1 has not entered all_reduce #17; it is at Cell In[2], line 3; rank 0 waits for it';
     const finding = {

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,8 +23,12 @@ from tests.cluster.hosts import missing_programs, refused
 from tests.cluster.resetting import end_masters
 from tests.leaks import wait_until
 from tests.notebook import Notebook
+from tests.simulated import Job, Simulated
 
 ROUNDS, WARM, PRINTED, REST = 5, 5, 3, 30.0
+LARGE, SENT = 500_000_000, 5
+"""Bytes that are sent to several hosts and to one, and how often, after a first time that starts the agents."""
+
 PYTHON = str(node_python.PLACE / "bin/python")
 PORT = 29517
 WHOLE = f"""
@@ -47,19 +53,22 @@ def rows() -> Iterator[Row]:
     if why := refused() or ", ".join(missing_programs()):
         print(f"  no hosts on this machine: {why}", flush=True)
         return
-    with Stage.open(SIX) as stage, bed(stage) as cluster:
+    with Stage.open(SIX) as stage, bed(stage, len(SIX.hosts)) as cluster:
         yield from launches(stage, cluster)
         with stage.notebook() as notebook:
             yield from data(stage, cluster, notebook)
             yield from lines(stage, notebook)
             yield from rest(cluster)
+    with Stage.open(SIX) as stage, bed(stage, 4) as cluster, stage.notebook() as notebook:
+        yield from large(stage, cluster, notebook)
+    yield from many()
 
 
 @contextmanager
-def bed(stage: Stage) -> Iterator[Cluster]:
+def bed(stage: Stage, hosts: int) -> Iterator[Cluster]:
     """Hosts that write their stamps where this machine reads them, and which the stage's notebooks find."""
     python = node_python.make(stage.root / "python")
-    cluster = Cluster.up(stage.root / "cluster", len(SIX.hosts), python=python, shared=[stage.marks])
+    cluster = Cluster.up(stage.root / "cluster", hosts, python=python, shared=[stage.marks])
     stage.environ["PATH"] = f"{cluster.bin}:{os.environ['PATH']}"
     (stage.root / "torchdist.toml").write_text(f'[hosts]\npython = "{PYTHON}"\n')
     try:
@@ -149,6 +158,34 @@ def data(stage: Stage, cluster: Cluster, notebook: Notebook) -> Iterator[Row]:
     )  # fmt: skip
 
 
+def large(stage: Stage, cluster: Cluster, notebook: Notebook) -> Iterator[Row]:
+    """New data each time, to all hosts and to one, whose cables carry 1 Gbit/s each.
+
+    What was sent is deleted after each time: its memory is used again. A virtual machine gets memory that it has not
+    touched yet page by page from its host, which takes longer than all the rest here.
+    """
+    for node in cluster.nodes:
+        cluster.limit(node, 1000)
+    took: dict[int, list[float]] = {len(cluster.nodes): [], 1: []}
+    for turn in range(2 * (SENT + 1)):
+        count = 1 if turn % 2 else len(cluster.nodes)
+        notebook.run(f"import numpy as np; held = np.random.default_rng({turn + 1}).random({LARGE // 8})", timeout=60)
+        begun = time.monotonic()
+        ranks = OnHosts(count, "gloo", tuple(cluster.nodes[:count]))
+        notebook.run(f"%%distribute {ranks.line} --out none\nheld[-1]", timeout=300)
+        took[count].append(time.monotonic() - begun)
+        for node in cluster.nodes:
+            cluster.run(node, "find", "/tmp", "-size", "+100M", "-delete")
+        subprocess.run(["find", str(stage.root), "-xdev", "-size", "+100M", "-delete"], check=True)
+    notebook.run("held = None")
+    cluster.heal()
+    many, one = took[len(cluster.nodes)][1:], took[1][1:]
+    yield Row(
+        "hosts", "500 MB captured, new, to 4 hosts with 1 Gbit/s each: the whole cell", median(many), "s",
+        1.3, median(one), "to one of them", samples=tuple(many), yardsticks=tuple(one),
+    )  # fmt: skip
+
+
 def lines(stage: Stage, notebook: Notebook) -> Iterator[Row]:
     late = []
     notebook.run("import jupyter_torchdist as td")
@@ -181,3 +218,25 @@ def rest(cluster: Cluster) -> Iterator[Row]:
 def rss(pid: int) -> int:
     """In bytes."""
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def many() -> Iterator[Row]:
+    """Of simulated nodes, whose ranks need a third of a second for their first line, as those of the bed."""
+
+    def launch(root: Path, nodes: int) -> float:
+        directory = Path(tempfile.mkdtemp(dir=root))
+        engine, job = Simulated(directory, seconds=0.3), Job(directory, nodes)
+        begun = time.time()
+        job.drive(engine)
+        engine.close()
+        events = [json.loads(line) for line in job.paths.journal.read_text().splitlines()]
+        return float(next(event["t"] for event in events if event["kind"] == "job.running")) - begun
+
+    time.sleep(6)  # ext4 creates files slowly for five seconds after many were deleted; nothing is deleted in between
+    with tempfile.TemporaryDirectory() as root:
+        pairs = [(launch(Path(root), 128), launch(Path(root), 8)) for _ in range(ROUNDS + 1)][1:]
+    large, small = zip(*pairs, strict=True)
+    yield Row(
+        "hosts", "128 simulated nodes, 2 ranks each: order to start → all ranks run", median(large), "s", 2,
+        median(small), "8 such nodes", samples=large, yardsticks=small,
+    )  # fmt: skip

@@ -54,8 +54,8 @@ torch.manual_seed(0)
 samples = BATCH * STEPS
 data = TensorDataset(torch.rand(samples, 64), torch.randint(10, (samples,)))
 """
-SEQUENCES = f"""
-WIDTH, LAYERS, BATCH, TOKENS, STEPS = 256, 2, 4, 128, {(turns.WARM + TURNS) * turns.WINDOW}
+SEQUENCES = """
+WIDTH, LAYERS, TOKENS = 256, 2, 128
 
 class Attention(nn.Module):
     def __init__(self):
@@ -215,7 +215,7 @@ model.layers[-1].register_forward_hook(join)
 model = nn.parallel.DistributedDataParallel(model)
 """,
         "blocks cut and joined, an all-to-all around each attention by hand, DistributedDataParallel",
-        data=SEQUENCES,
+        data=f"BATCH = 4\n{SEQUENCES}",
     ),
     "cp, beside every layer divided by hand (an aim)": Case(
         "--strategy cp",
@@ -229,7 +229,7 @@ nn.parallel.DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(
 model = nn.parallel.DistributedDataParallel(model)
 """,
         "tokens, targets and positions, an all-to-all around each attention by hand, DistributedDataParallel",
-        data=SEQUENCES,
+        data=f"BATCH = 4\n{SEQUENCES}",
     ),
     "pp": Case(
         "--strategy pp -O schedule=gpipe -O microbatches=4",

@@ -8,8 +8,8 @@ from typing import Any
 
 from jupyter_torchdist.client import Job, Request, submit
 from jupyter_torchdist.client.drivers import DriverPool
+from jupyter_torchdist.protocol.options.parsing import parse_options
 from jupyter_torchdist.protocol.process import ProcessId
-from jupyter_torchdist.protocol.spec import parse_options
 from tests.cluster import node_python
 from tests.leaks import wait_until
 

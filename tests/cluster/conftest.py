@@ -39,9 +39,8 @@ def bed(
     python: Path, everywhere: Path, tmp_path_factory: pytest.TempPathFactory, lasting: set[int]
 ) -> Iterator[Cluster]:
     """The hosts of all tests."""
-    other = node_python.other()
-    read_only = node_python.folders_of(other) if other else []
-    cluster = Cluster.up(tmp_path_factory.mktemp("cluster"), python=python, shared=[everywhere], read_only=read_only)
+    folder, others = tmp_path_factory.mktemp("cluster"), node_python.installations()
+    cluster = Cluster.up(folder, python=python, shared=[everywhere], read_only=others)
     lasting.add(cluster.keeper)
     yield cluster
     cluster.down()

@@ -32,6 +32,9 @@ MaxStartups 200
 UseDNS no
 PrintMotd no
 Subsystem sftp internal-sftp
+Match User bob
+  PubkeyAuthentication no
+  PasswordAuthentication yes
 """
 # The key exchange is the fastest of OpenSSH's: 60 ms less a connection.
 SSH = """\

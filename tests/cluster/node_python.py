@@ -12,8 +12,12 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
+from tests.lacking import lacking
+
 PLACE = Path("/opt/node-python")
 """Where it is on a host."""
+OTHER = Path("/opt/other-python")
+"""Where an environment of another release of Python is on a host, if there is one here."""
 SITE = Path("lib", f"python{sys.version_info.major}.{sys.version_info.minor}", "site-packages")
 
 
@@ -78,15 +82,33 @@ def mounts(place: Path) -> dict[Path, Path]:
     found = {PLACE: place}
     for entry in sorted((place / SITE).iterdir()):
         found[PLACE / SITE / entry.name] = _source(entry.name)
+    if other := _other():
+        found[OTHER] = other.parents[1]
     return found
 
 
-def other() -> Path | None:
+def _other() -> Path | None:
     """The Python of an environment of another release, as ``make test-torch`` makes it; None if there is none."""
     environments = Path(__file__).parents[2].glob(".venv-py*-torch*/bin/python")
     return next((python for python in sorted(environments) if f"-py{SITE.parts[1][6:]}-" not in str(python)), None)
 
 
-def folders_of(python: Path) -> list[Path]:
-    """What a host must see for an environment of another release."""
-    return [python.parents[1], python.resolve().parents[1]]
+def other() -> Path:
+    """Of a host: the Python of another release. Skips the test if there is none."""
+    if _other() is None:
+        lacking("one release of Python: make test-torch V=2.13.0 PYTHON=python3.10")
+    return OTHER / "bin/python"
+
+
+def too_old() -> Path:
+    """A Python that is too old for this package, as pyenv keeps it. Skips the test if there is none."""
+    return _too_old() or lacking("no Python 3.9 of pyenv: pyenv install 3.9")
+
+
+def _too_old() -> Path | None:
+    return next(Path.home().glob(".pyenv/versions/3.9.*/bin/python3.9"), None)
+
+
+def installations() -> list[Path]:
+    """The folders of other releases of Python, which a host must see."""
+    return [python.resolve().parents[1] for python in (_other(), _too_old()) if python]

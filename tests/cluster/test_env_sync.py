@@ -13,7 +13,7 @@ from jupyter_torchdist import capture
 from jupyter_torchdist.client import Job, Request, submit
 from jupyter_torchdist.client.drivers import DriverPool
 from jupyter_torchdist.launchers.ssh import launcher
-from jupyter_torchdist.protocol.spec import parse_options
+from jupyter_torchdist.protocol.options.parsing import parse_options
 from jupyter_torchdist.verbs.parse import parse
 from jupyter_torchdist.verbs.perform import perform
 from tests import wheels

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import json
 import linecache
+import os
 import re
+import shlex
 import subprocess
 import sys
 import time
 import types
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
 from jupyter_torchdist.client.drivers import DriverPool
 from jupyter_torchdist.launchers.ssh.connection import ssh_words
-from jupyter_torchdist.protocol.errors import TorchDistError
+from jupyter_torchdist.protocol.errors import LaunchError, TorchDistError
 from jupyter_torchdist.store import segments
 from jupyter_torchdist.store.tail import Tail
 from tests.cluster import node_python
@@ -106,6 +109,38 @@ def test_an_ordinary_user_with_an_environment_at_home(pool: DriverPool, cluster:
     assert job.logs(stream="out") == "1717 /home/alice /home/alice/.venv/bin/python\n"
 
 
+@pytest.mark.soak
+def test_a_host_that_wants_a_password(pool: DriverPool, cluster: Cluster, undo: ExitStack, tmp_path: Path) -> None:
+    """Nobody is asked in the kernel; a connection that the user opens in a terminal, as the hint says, is used."""
+    cluster.run("node1", "useradd", "--create-home", "bob")
+    undo.callback(cluster.run, "node1", "userdel", "--force", "--remove", "bob")
+    cluster.run("node1", "sh", "-c", "echo bob:secret | chpasswd")
+    options = "--hosts bob@node1 --ranks 1"
+    with pytest.raises(LaunchError, match=r"bob@node1: .*Permission denied \(password") as caught:
+        start(pool, MEET, options)
+    command = shlex.split(caught.value.hint.split("`")[3])
+    answer = tmp_path / "answer"
+    answer.write_text("#!/bin/sh\necho secret\n")
+    answer.chmod(0o700)
+    environ = {**os.environ, "SSH_ASKPASS": str(answer), "SSH_ASKPASS_REQUIRE": "force"}
+    subprocess.run([command[0], "-o", "BatchMode=no", *command[1:]], env=environ, check=True, timeout=PATIENCE)
+    control = command[command.index("-S") + 1]
+    undo.callback(subprocess.run, ["ssh", "-S", control, "-O", "exit", "bob@node1"], check=True)
+    assert "rank 0 on node1" in succeeds(pool, options)
+
+
+@pytest.mark.soak
+def test_a_host_without_tools_to_copy(pool: DriverPool, cluster: Cluster, mount: Change) -> None:
+    for tool in ("tar", "rsync", "scp", "sftp"):
+        if path := cluster.run("node1", "which", tool, check=False).stdout.strip():
+            mount("--bind", "/dev/null", path)
+    job = start(pool, "open('kept.txt', 'w').write('x')\nsize = len(data)", ONE, names={"data": bytes(3_000_000)})
+    assert job.wait(PATIENCE).state == "succeeded", job.state.reason
+    names: dict[str, object] = {}
+    job.bring(names)
+    assert names["size"] == 3_000_000
+
+
 # ------------------------------------------------------------------------------------------------------------ disks
 
 
@@ -165,6 +200,19 @@ def test_a_disk_without_room_for_the_data(pool: DriverPool, mount: Change) -> No
     assert "/mnt" in job.state.reason
 
 
+@pytest.mark.soak
+def test_a_scratch_in_memory(pool: DriverPool, cluster: Cluster, mount: Change) -> None:
+    """Of captured data a quarter of it is kept at most, so the next cell has room, too."""
+    mount("-t", "tmpfs", "-o", "size=64m", "none", "/mnt")
+    for turn in range(4):
+        data = bytes([turn]) * 20_000_000
+        job = start(pool, "print(len(data))", f"{ONE} --host-option scratch=/mnt", names={"data": data})
+        assert job.wait(PATIENCE).state == "succeeded", job.state.reason
+        assert job.logs(stream="out") == "20000000\n"
+    used = int(cluster.run("node1", "df", "--output=used", "--block-size=1", "/mnt").stdout.split()[-1])
+    assert used < 45_000_000
+
+
 # ------------------------------------------------------------------------------------------------ network and names
 
 
@@ -201,6 +249,13 @@ def test_a_host_without_python(pool: DriverPool, write: Change) -> None:
     write("node1", "/root/.profile", "PATH=/nowhere\n")
     with pytest.raises(TorchDistError, match=r"node1 has no Python with torch \(found: no Python\)"):
         start(pool, MEET, ONE, python=None)
+
+
+@pytest.mark.soak
+def test_a_python_that_is_too_old_is_refused(pool: DriverPool) -> None:
+    python = node_python.too_old()
+    with pytest.raises(TorchDistError, match=rf"node1 has Python 3\.9 \({python}\); 3\.10 or newer is needed"):
+        start(pool, MEET, f"{ONE} --host-option python={python}")
 
 
 @pytest.mark.parametrize(
@@ -307,7 +362,7 @@ print(sys.version_info[:2])
 def test_a_host_with_another_release_of_python(
     pool: DriverPool, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    python = node_python.other() or lacking("one release of Python: make test-torch V=2.13.0 PYTHON=python3.10")
+    python = node_python.other()
     main = types.ModuleType("__main__")
     monkeypatch.setitem(sys.modules, "__main__", main)
     monkeypatch.setitem(linecache.cache, "earlier", (1, None, EARLIER.splitlines(keepends=True), "earlier"))
@@ -328,7 +383,7 @@ def test_a_host_with_another_release_of_python(
 
 @pytest.mark.soak
 def test_an_exception_of_another_release_of_python(pool: DriverPool) -> None:
-    python = node_python.other() or lacking("one release of Python: make test-torch V=2.13.0 PYTHON=python3.10")
+    python = node_python.other()
     source = "class Own(Exception): pass\ndef fails(x):\n    raise Own(x)\nfails(7)"
     job = start(pool, source, f"--hosts node2 --ranks 1 --host-option node2.python={python}")
     assert job.wait(PATIENCE).state == "failed"

@@ -10,7 +10,7 @@ import pytest
 
 from jupyter_torchdist.client import Job, Request, submit
 from jupyter_torchdist.client.drivers import DriverPool
-from jupyter_torchdist.protocol.spec import parse_options
+from jupyter_torchdist.protocol.options.parsing import parse_options
 from tests.cluster.cells import PATIENCE, PYTHON
 from tests.cluster.cluster import Cluster
 from tests.leaks import wait_until

@@ -166,9 +166,17 @@ def agent_on(cluster: Cluster, node: str) -> int:
 
 
 def joined(cluster: Cluster) -> bool:
-    """Whether node2 speaks to a port at which node1 hears it."""
-    table = Path(f"/proc/{cluster.pid('node2')}/net/udp").read_text().splitlines()[1:]
-    return bool({int(row.split()[2].rpartition(":")[2], 16) for row in table} & cluster.listening("node1"))
+    """Whether the agents of both hosts hear each other's beats, the only datagrams there."""
+    before = [datagrams(cluster, node) for node in ("node1", "node2")]
+    time.sleep(2 * BEAT_SECONDS)
+    return all(datagrams(cluster, node) > count for node, count in zip(("node1", "node2"), before, strict=True))
+
+
+def datagrams(cluster: Cluster, node: str) -> int:
+    """How many the processes of a host have received."""
+    table = Path(f"/proc/{cluster.pid(node)}/net/snmp").read_text()
+    names, values = (line.split() for line in table.splitlines() if line.startswith("Udp:"))
+    return int(dict(zip(names, values, strict=True))["InDatagrams"])
 
 
 @pytest.mark.soak

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
-_ADDRESS = re.compile(r"0x[0-9a-f]+|\bat [0-9A-F]{8,}|\b\d{12,}\b")
+_ADDRESS = re.compile(r"0x[0-9a-fA-F]+|\bat [0-9A-F]{8,}|\b\d{12,}\b")
 _ATOMS = (type(None), bool, int, float, complex, str, bytes, type(...), range, slice)
 _OF_PYTHON = frozenset({
     "__module__", "__dict__", "__weakref__", "_abc_impl", "__firstlineno__", "__static_attributes__", "__slotnames__",
@@ -24,15 +24,17 @@ _OF_PYTHON = frozenset({
 _DEPTH = 40
 _PATH: list[str] = []
 """``sys.path`` before the first case."""
+_PLACES: set[str] = set()
+"""Where cases have worked."""
 
 
 def begin(directory: str) -> None:
     """Work in ``directory``; local modules of earlier cases are forgotten."""
     import importlib
 
-    above = str(Path(directory).parent)
+    _PLACES.add(str(Path(directory).parent))
     for name, module in list(sys.modules.items()):
-        if str(getattr(module, "__file__", None) or "").startswith(above):
+        if str(getattr(module, "__file__", None) or "").startswith(tuple(_PLACES)):
             del sys.modules[name]
     _PATH[:] = _PATH or sys.path
     sys.path[:] = _PATH

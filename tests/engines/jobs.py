@@ -7,7 +7,7 @@ import pytest
 from jupyter_torchdist.client import Job, Request, prepare
 from jupyter_torchdist.client.submit import PreparedJob
 from jupyter_torchdist.protocol.errors import TorchDistError
-from jupyter_torchdist.protocol.spec import parse_options
+from jupyter_torchdist.protocol.options.parsing import parse_options
 from tests.cluster.cells import MEET, SLEEP
 
 COUNT = (

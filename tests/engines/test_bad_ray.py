@@ -12,7 +12,7 @@ import pytest
 from jupyter_torchdist.client.drivers import DriverPool
 from tests.cluster.cells import PATIENCE, SLEEP
 from tests.engines import jobs
-from tests.engines.jobs import asleep
+from tests.engines.jobs import AGAIN, asleep
 from tests.engines.ray_cluster import NODES, RayCluster, free_ports
 from tests.engines.test_ray import start
 from tests.leaks import wait_until
@@ -83,6 +83,24 @@ def test_a_node_that_is_lost_ends_the_job_with_its_name(ray_pool: DriverPool, ra
         ray_cluster.bed.start("node2")
         ray_cluster.start_node("node2")
         assert wait_until(lambda: ray_cluster.ask(NODES) == 3, PATIENCE)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(400)
+def test_a_node_that_is_lost_is_followed_by_a_start_on_the_node_that_comes(
+    ray_pool: DriverPool, ray_cluster: RayCluster
+) -> None:
+    job = start(ray_pool, AGAIN, "--restarts 1 --grace 1s")
+    assert wait_until(lambda: job.logs(stream="out").count("start 0") == job.plan.world_size, PATIENCE)
+    ray_cluster.bed.poweroff("node2")
+    try:
+        assert wait_until(lambda: any("node2" in note for note in job.state.notes), 2 * PATIENCE), job.state.notes
+    finally:
+        ray_cluster.bed.start("node2")
+        ray_cluster.start_node("node2")
+        assert wait_until(lambda: ray_cluster.ask(NODES) == 3, PATIENCE)
+    assert job.wait(2 * PATIENCE).state == "succeeded", job.state.reason
+    assert job.value == 1
 
 
 @pytest.mark.soak

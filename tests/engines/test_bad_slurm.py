@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from functools import partial
 from pathlib import Path
@@ -13,7 +14,7 @@ from jupyter_torchdist.client.drivers import DriverPool
 from jupyter_torchdist.client.submit import prepare
 from jupyter_torchdist.protocol.errors import LaunchError, TorchDistError
 from jupyter_torchdist.protocol.options.help import help_text
-from jupyter_torchdist.protocol.spec import parse_options
+from jupyter_torchdist.protocol.options.parsing import parse_options
 from jupyter_torchdist.store import catalog
 from jupyter_torchdist.views.plan_tables import plan_table
 from tests.cluster.cells import MEET, PATIENCE, start
@@ -75,11 +76,11 @@ def test_what_slurm_cannot_give_is_refused_before_a_job_is_made(
     ("options", "message"),
     [
         ("--ranks 2 -O partition=debug", "-O partition is an option of --launcher slurm, not of local"),
-        ("--ranks 2 --nodes 2", "--nodes 2 is for an engine that gives nodes"),
+        ("--ranks 2 --nodes 2", "--nodes 2 asks an engine (slurm, ray, spark, kubernetes) for nodes"),
     ],
 )
 def test_options_of_slurm_need_its_launcher(options: str, message: str) -> None:
-    with pytest.raises(TorchDistError, match=message):
+    with pytest.raises(TorchDistError, match=re.escape(message)):
         prepare(Request("pass\n", "Cell In[3]", 2, parse_options(options)))
 
 

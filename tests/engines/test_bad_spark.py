@@ -16,7 +16,7 @@ import pytest
 from jupyter_torchdist.client.drivers import DriverPool
 from tests.cluster.cells import SLEEP
 from tests.engines import jobs
-from tests.engines.jobs import asleep
+from tests.engines.jobs import AGAIN, asleep
 from tests.engines.ray_cluster import free_ports
 from tests.engines.spark_cluster import MASTER, SparkCluster
 from tests.engines.test_spark import PATIENCE, start
@@ -114,6 +114,17 @@ def test_an_executor_that_is_lost_ends_the_job_with_its_node(spark_pool: DriverP
     os.kill(spark.executors()[0], signal.SIGKILL)
     assert job.wait(PATIENCE).state in ("failed", "lost")
     assert "ExecutorLostFailure" in job.state.reason
+    assert wait_until(lambda: not spark.left(), 15), spark.left()
+
+
+@pytest.mark.soak
+def test_an_executor_that_is_lost_is_followed_by_a_new_application(spark_pool: DriverPool, spark: SparkCluster) -> None:
+    job = start(spark_pool, AGAIN, "--restarts 1 --grace 1s")
+    assert wait_until(lambda: job.logs(stream="out").count("start 0") == job.plan.world_size, PATIENCE)
+    os.kill(spark.executors()[0], signal.SIGKILL)
+    assert job.wait(2 * PATIENCE).state == "succeeded", job.state.reason
+    assert job.value == 1
+    assert any("ExecutorLostFailure" in note for note in job.state.notes), job.state.notes
     assert wait_until(lambda: not spark.left(), 15), spark.left()
 
 

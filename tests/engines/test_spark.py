@@ -11,7 +11,7 @@ import pytest
 
 from jupyter_torchdist.client import Job, submit
 from jupyter_torchdist.client.drivers import DriverPool
-from jupyter_torchdist.protocol.spec import parse_options
+from jupyter_torchdist.protocol.options.parsing import parse_options
 from jupyter_torchdist.verbs import programs
 from tests.cluster.cells import MEET, SLEEP, kill_driver
 from tests.cluster.cells import start as started

@@ -26,6 +26,7 @@ from jupyter_torchdist.protocol.plan import NodePlan, Plan
 from jupyter_torchdist.protocol.process import ProcessId, job_token, processes_of_job, stat_fields
 from jupyter_torchdist.protocol.version import agent_directory, source_digest
 from jupyter_torchdist.protocol.wire import frames
+from jupyter_torchdist.protocol.wire.assignment import Assignment
 from jupyter_torchdist.protocol.wire.channel import Channel
 from jupyter_torchdist.protocol.wire.connect import connect_agent
 from jupyter_torchdist.protocol.world import World
@@ -102,17 +103,17 @@ def connect(directory: Path) -> Iterator[Callable[[], Peer]]:
         peer.channel.close()
 
 
-def assignment(root: Path, *, fresh: bool = False, python: str = sys.executable) -> dict[str, Any]:
+def assignment(root: Path, *, fresh: bool = False, python: str = sys.executable) -> Assignment:
     plan = Plan(root.name, 1, "gloo", (NodePlan("node0", (0,)),), fresh, None, None, 5.0)
     environ = {"PATH": os.environ["PATH"], "HOME": os.environ.get("HOME", "/")}
-    return {
-        "job_root": str(root),
-        "blobs": str(root.parent),
-        "node": "node0",
-        "plan": plan.to_json(),
-        "world": World(environ, "/", tuple(sys.path), 0o77, {}, python).to_json(),
-        "fresh": fresh,
-    }
+    world = World(environ, "/", tuple(sys.path), 0o77, {}, python)
+    return Assignment(str(root), str(root.parent), "node0", plan, world, fresh=fresh)
+
+
+def order(root: Path, **given: Any) -> tuple[dict[str, Any], bytes]:
+    """The frame that starts a job."""
+    made = assignment(root, **given)
+    return {"type": "start", "job": root.name, "order": made.order(), "shared": True}, made.plan.text
 
 
 @pytest.fixture
@@ -274,7 +275,7 @@ MESSAGES: list[dict[str, Any]] = [
     {"type": "hello"},
     {"type": "hello", "process": {"pid": 1}},
     {"type": "start", "shared": True},
-    {"type": "start", "shared": True, "assignment": {"plan": {"job": "j"}}},
+    {"type": "start", "job": "j", "shared": True, "order": {}},
     {"type": "follow", "job": "../../etc", "shared": False},
     {"type": "prepare", "job": "../x", "files": {}, "blobs": []},
     {"type": "blob", "digest": "ab", "offset": 7, "last": True},
@@ -301,7 +302,7 @@ def test_a_job_that_cannot_be_started_is_refused(connect: Callable[[], Peer], tm
     (tmp_path / "file").write_text("")
     peer = connect()
     agent = peer.agent()
-    peer.say("start", assignment=assignment(tmp_path / "file" / "job"), shared=True)
+    peer.channel.send(*order(tmp_path / "file" / "job"))
     refused = peer.wait_for("refused")
     assert refused["job"] == "job"
     assert "Not a directory" in refused["reason"]
@@ -311,7 +312,7 @@ def test_a_job_that_cannot_be_started_is_refused(connect: Callable[[], Peer], tm
 @pytest.mark.parametrize("fresh", [False, True])
 def test_an_interpreter_that_is_not_there_is_refused(connect: Callable[[], Peer], job: JobPaths, fresh: bool) -> None:
     peer = connect()
-    peer.say("start", assignment=assignment(job.root, fresh=fresh, python="/nonexistent/python"), shared=True)
+    peer.channel.send(*order(job.root, fresh=fresh, python="/nonexistent/python"))
     assert "/nonexistent/python" in peer.wait_for("refused")["reason"]
     assert peer.wait_for("ended")["job"] == job.job
     peer.say("forget", job=job.job)
@@ -323,7 +324,7 @@ def test_an_interpreter_that_is_not_there_is_refused(connect: Callable[[], Peer]
 
 def test_ended_while_its_warm_process_starts(connect: Callable[[], Peer], job: JobPaths) -> None:
     peer = connect()
-    peer.say("start", assignment=assignment(job.root), shared=True)
+    peer.channel.send(*order(job.root))
     peer.say("end", job=job.job, grace=1.0)
     assert peer.wait_for("ended", 10)["job"] == job.job
     peer.say("forget", job=job.job)
@@ -334,12 +335,12 @@ def test_ended_while_its_warm_process_starts(connect: Callable[[], Peer], job: J
 
 def test_ended_while_its_launcher_is_forked(connect: Callable[[], Peer], job: JobPaths) -> None:
     peer = connect()
-    peer.say("warm", python=sys.executable, environ=assignment(job.root)["world"]["environ"])
+    peer.say("warm", python=sys.executable, environ=dict(assignment(job.root).world.environ))
     assert wait_until(lambda: [warm["ready"] for warm in peer.warm_processes()] == [True], 60)
     for number in range(5):
         paths = JobPaths(job.root.parent / f"{job.job}-{number}")
         paths.nodes.mkdir(parents=True)
-        start = frames.encode({"type": "start", "assignment": assignment(paths.root), "shared": True})
+        start = frames.encode(*order(paths.root))
         end = frames.encode({"type": "end", "job": paths.job, "grace": 0.0})
         os.write(peer.channel.write_fd, start + end)
         assert peer.wait_for("ended", 10)["job"] == paths.job
@@ -364,11 +365,11 @@ def zombies(parent: int) -> list[int]:
 
 def test_a_warm_process_that_is_stopped_does_not_hold_up_an_end(connect: Callable[[], Peer], job: JobPaths) -> None:
     peer = connect()
-    peer.say("warm", python=sys.executable, environ=assignment(job.root)["world"]["environ"])
+    peer.say("warm", python=sys.executable, environ=dict(assignment(job.root).world.environ))
     assert wait_until(lambda: [warm["ready"] for warm in peer.warm_processes()] == [True], 60)
     zygote = ProcessId.of(peer.warm_processes()[0]["pid"])
     assert zygote.signal(signal.SIGSTOP)
-    peer.say("start", assignment=assignment(job.root), shared=True)
+    peer.channel.send(*order(job.root))
     peer.say("end", job=job.job, grace=0.0)
     try:
         assert peer.wait_for("ended", 10)["job"] == job.job
@@ -441,7 +442,7 @@ def test_what_a_dead_agent_had_not_started_is_started(connect: Callable[[], Peer
     with contextlib.closing(EventFile(files.agent_events)) as dead:
         dead.write("node.up", agent=ProcessId.mine().to_json())
     peer = connect()
-    peer.say("start", assignment=assignment(job.root, fresh=fresh), shared=True)
+    peer.channel.send(*order(job.root, fresh=fresh))
     assert wait_until(files.launcher_events.exists, 60)
     peer.say("end", job=job.job, grace=0.0)
     assert peer.wait_for("ended")["job"] == job.job

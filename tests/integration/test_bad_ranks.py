@@ -86,7 +86,8 @@ def test_ranks_that_leave(kernel: Notebook) -> None:
     cell = kernel.run(on_ranks("gone = 1\ntd.barrier()\nos._exit(0)"))
     assert "rank 0 exited with code 0 before its code had ended" in cell.text and not has(kernel, "gone")
 
-    kernel.run(on_ranks("value = 7\nsys.exit()\nvalue = 8"))
+    cell = kernel.run(on_ranks("value = 7\nsys.exit()\nvalue = 8"))
+    assert re.search(r"sys\.exit\(\) at Cell In\[\d+\], line 5 ended the code: what follows it did not run", cell.text)
     assert kernel.value("value") == 7
     error = failure(kernel, on_ranks("value = 9; td.barrier()\nif td.rank == 0:\n    sys.exit(3)\ntd.barrier()"))
     assert error.name == "RankFailed" and "SystemExit: 3" in error.value

@@ -26,6 +26,7 @@ from jupyter_torchdist.node import zygote
 
 tasks, forks, abreast, limit = json.load(sys.stdin)
 done = zygote.preload(zygote.PRELOAD)
+assert not {"torch.distributed.fsdp", "torch.distributed.tensor"} & set(sys.modules), "a first job would wait for them"
 successor = os.fork()
 if successor:
     sys.exit(os.waitstatus_to_exitcode(os.waitpid(successor, 0)[1]))

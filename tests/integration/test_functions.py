@@ -153,8 +153,10 @@ def yields_a_lock() -> Iterator[Any]:
 def test_what_cannot_come_back_is_named() -> None:
     with pytest.raises(UserError, match=r"rank 1 yielded 2 items, and rank 0 1"):
         list(uneven.distributed())
-    with pytest.raises(UserError, match=r"the value of rank 0 cannot be pickled: value\['parts'\]\[0\]: _thread.lock"):
+    of_the_value = r"the value of rank 0 cannot be pickled: value\['parts'\]\[0\]: _thread.lock"
+    with pytest.raises(UserError, match=of_the_value) as caught:
         with_a_lock.distributed("return")
+    assert len(caught.traceback) == 2, "the caller's line and one of ours"
     with pytest.raises(UserError, match=r"item 2 of rank 0 cannot be pickled: item\['parts'\]\[0\]: _thread.lock"):
         list(yields_a_lock.distributed())
 

@@ -14,7 +14,7 @@ from torch import nn
 
 from jupyter_torchdist.client.submit import Request, prepare, submit
 from jupyter_torchdist.planning.memory import need
-from jupyter_torchdist.protocol.spec import parse_options
+from jupyter_torchdist.protocol.options.parsing import parse_options
 from jupyter_torchdist.protocol.strategy import StrategyPlan
 from jupyter_torchdist.views import plan_tables, wording
 from tests.memory import MEASURED, MODEL, Cell, gpt

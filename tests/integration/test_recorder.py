@@ -101,7 +101,8 @@ def test_a_failure_in_a_collective(
     job, source = run(OTHERWISE.format(does) + "if rank == 0: dist.barrier(group=soon)\n", notebook)
     assert job.wait(PATIENCE).state == "failed"
     [found] = job.state.findings
-    assert (found.code, found.rank) == (code, culprit), (found, job.logs())
+    recorded = [file.path.read_text()[-2000:] for file in files(job.paths, None, RECORDER)]
+    assert (found.code, found.rank) == (code, culprit), (found, recorded, job.logs())
     places = {"D": line(source, "dist.all_reduce(ones, group=soon)"), "B": line(source, "# B")}
     assert said.format(**places) in found.sentence
 
@@ -116,13 +117,26 @@ def test_a_rank_that_is_gone_is_the_cause(notebook: dict[str, Any], ends: str, c
     assert job.wait(PATIENCE).state == "failed"
     found = findings(job)
     assert (found[0].code, found[0].rank) == (code, 1)
+    told = [finding.code for finding in job.state.findings]
+    assert told == ([] if code == "rank-exited" else [code]), "no consequence of it"
 
 
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("fresh", [False, True], ids=["forked", "fresh"])
-def test_ranks_dump_before_they_are_ended(notebook: dict[str, Any], fresh: bool) -> None:
+def test_ranks_dump_before_they_are_ended(notebook: dict[str, Any], tmp_path: Path, fresh: bool) -> None:
     """Those that no signal would let write, because nothing of them comes back."""
-    source = "if rank == 1:\n    raise ValueError('bad batch')\ndist.barrier() if rank == 2 else time.sleep(600)\n"
+    source = """
+if rank == 1:
+    while not os.path.exists(entered):
+        time.sleep(0.01)
+    raise ValueError('bad batch')
+if rank == 2:
+    barrier = dist.barrier(async_op=True)
+    open(entered, "w").close()
+    barrier.wait()
+time.sleep(600)
+"""
+    notebook["entered"] = str(tmp_path / "entered")
     job, _ = run(source, notebook, 3, fresh=fresh, out=("none",))
     assert job.wait(PATIENCE).state == "failed"
     assert [finding.code for finding in findings(job)] == ["user-exception"]

@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -155,6 +156,31 @@ def test_a_cell_goes_on_as_if_it_had_never_been_stopped(home: Path, tmp_path: Pa
         part = tmp_path / strategy
         shutil.copytree(place / f"step-{step:06d}", part / f"step-{step:06d}")
         same(train(strategy, ranks, part, resume=True), whole)
+
+
+WITHOUT_A_LOADER = """
+import torch
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+x, seen = torch.ones(4, 4), 0
+for step in range(4):
+    optimizer.zero_grad()
+    model(x).square().mean().backward()
+    optimizer.step()
+    seen += 1
+"""
+
+
+def test_a_loop_without_a_loader_starts_again_and_a_note_says_so(home: Path, tmp_path: Path) -> None:
+    options = Options(ranks=1, strategy="ddp", checkpoint=str(tmp_path / "saved"))
+    assert run_cell(WITHOUT_A_LOADER, options, {}).names["seen"] == 4
+    with notebook() as namespace:
+        job = submit(Request(WITHOUT_A_LOADER, "Cell In[3]", 2, replace(options, resume=True), namespace))
+        assert job.wait(60).state == "succeeded"
+        job.bring(namespace)
+    notes = " ".join(job.state.notes)
+    assert "step-000004 has no position of a DataLoader: a loop such as `for step in range(N)` starts again" in notes
+    assert namespace["seen"] == 8
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])

@@ -188,5 +188,5 @@ def test_a_package_that_is_not_installed_is_named_with_its_extra(desk: Desk, tra
         pytest.skip(f"{tracker} is installed here; `make test-trackers` has it, `make test-ranks` has not")
     done = desk.run("--track", tracker)
     assert done.returncode != 0 and catalog.jobs() == []
-    assert f"the package {tracker} is not installed" in done.stderr
-    assert f"pip install 'jupyter_torchdist[{tracker}]'; no rank was started" in done.stderr
+    assert f"needs the package {tracker}, which is not installed in {sys.executable}" in done.stderr
+    assert f"{sys.executable} -m pip install 'jupyter_torchdist[{tracker}]'" in done.stderr

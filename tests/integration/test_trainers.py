@@ -188,6 +188,20 @@ def test_the_fsdp_guide_with_its_trainer(kernel: Notebook, tmp_path: Path) -> No
     assert kernel.value("all(torch.equal(saved[n], p) for n, p in again.state_dict().items())") is True
 
 
+@pytest.mark.soak
+def test_the_fsdp_file_with_a_trainer_of_an_earlier_cell(kernel: Notebook, tmp_path: Path) -> None:
+    """The file asks for bf16, and the trainer was made without; after it, the trainer trains without again."""
+    (tmp_path / "fsdp.yaml").write_text(FSDP)
+    kernel.run(BERT)
+    kernel.run("trainer = Trainer(model=model, args=TrainingArguments('out', **few), train_dataset=dataset)")
+    saw = "trainer.train()\nsaw = str(trainer.accelerator.distributed_type), trainer.accelerator.mixed_precision"
+    kernel.run(f"%%distribute --config fsdp.yaml --ranks 2\n{saw}", PATIENCE)
+    assert kernel.value("saw") == ("DistributedType.FSDP", "bf16")
+    kernel.run(f"%%distribute --ranks 2\n{saw}", PATIENCE)
+    assert kernel.value("saw") == ("DistributedType.MULTI_CPU", "no")
+    assert kernel.value("trainer.args.mixed_precision, 'eval_loss' in trainer.evaluate(dataset)") == ("no", True)
+
+
 ACCELERATED = """%%distribute --ranks 2
 {made}model = nn.Linear(4, 1)
 optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
@@ -220,6 +234,9 @@ def test_accelerate(kernel: Notebook) -> None:
 @pytest.mark.soak
 def test_an_accelerator_of_an_earlier_cell(kernel: Notebook) -> None:
     """One that has prepared nothing yet takes the ranks; what it has prepared is refused."""
+    kernel.run(
+        "from accelerate.state import AcceleratorState\nAcceleratorState._reset_state(True)"
+    )  # other tests' bf16
     kernel.run(DATA + "from accelerate import Accelerator\naccelerator = Accelerator(gradient_accumulation_steps=2)")
     kernel.run(ACCELERATED.format(made=""), PATIENCE)
     assert kernel.value("saw") == (2, 2, True, 3)

@@ -1,171 +1,12 @@
-"""Refused cells, each with a remedy that its refusal names: an option, another strategy, or an edit of the cell."""
+"""Refused cells of all strategies, each with a remedy."""
 
 # ruff: noqa: E501
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from .advising import BLOCKS, ENCODER, MIXED, MLP, OWN_NORM, REENTRANT, TOKENS, Advice, cell, net, training
 
-from .running import CELLS
-from .traces import TOLERANCE
-
-PAGES = Path(__file__).parents[2] / "docs" / "refusals"
-
-
-@dataclass(frozen=True)
-class Advice:
-    """``words`` are in the message, ``told`` in what it says to do. ``edits``: (old, new) text of the cell."""
-
-    name: str
-    text: str
-    strategy: str
-    words: str
-    told: str
-    then: str = ""
-    """Another strategy; empty for the same one."""
-    option: tuple[str, ...] = ()
-    edits: tuple[tuple[str, str], ...] = ()
-    given: dict[str, Any] = field(default_factory=dict)
-    """Options with which the cell is refused."""
-    instead: dict[str, Any] = field(default_factory=dict)
-    """Options that the remedy replaces."""
-    tolerance: float = TOLERANCE
-    ranks: int = 2
-
-    @property
-    def remedied(self) -> str:
-        """The cell as the remedy wants it."""
-        text = self.text
-        for old, new in self.edits:
-            assert old in text, f"{self.name}: {old!r} is not in the cell"
-            text = text.replace(old, new)
-        return text
-
-
-def cell(name: str) -> str:
-    return (CELLS / f"{name}.py").read_text()
-
-
-def training(
-    model: str, loss: str = "F.mse_loss(model(x), y)", *, before: str = "", then: str = "", x: str = ""
-) -> str:
-    """A cell of four steps: the expression of the model, and lines before the loop and after each step."""
-    inputs = x or "torch.randn(8, 6)"
-    return f"""
-import torch
-from torch import nn
-import torch.nn.functional as F
-{before}
-torch.manual_seed(0)
-model = {model}
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-losses = []
-for step in range(4):
-    x, y = {inputs}, torch.randn(8, 2)
-    loss = {loss}
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
-    losses.append(loss.item())
-{then}
-"""
-
-
-MLP = "nn.Sequential(nn.Linear(6, 12), nn.Tanh(), nn.Linear(12, 12), nn.Tanh(), nn.Linear(12, 2))"
-
-MODEL = """
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.first, self.last = nn.Linear(6, 12), nn.Linear(12, 2)
-        self.scale = nn.Parameter(torch.ones(12))
-        self.seen = []
-    def forward(self, x):
-        h = torch.tanh(self.first(x)) * self.scale
-        {line}
-        return self.last(h)
-"""
-
-
-def net(line: str) -> str:
-    return MODEL.replace("{line}", line)
-
-
-BLOCKS = """
-class Attention(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.q, self.k, self.v, self.out = (nn.Linear(8, 8) for _ in range(4))
-        self.num_heads = 2
-    def forward(self, x):
-        q, k, v = (one(x).unflatten(-1, (2, 4)).transpose(1, 2) for one in (self.q, self.k, self.v))
-        return self.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
-class Block(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.norm, self.attention = nn.LayerNorm(8), Attention()
-        self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 8)
-    def forward(self, x):
-        x = x + self.attention(self.norm(x))
-        return x + self.down(torch.relu(self.up(x)))
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.words, self.layers, self.head = nn.Embedding(11, 8), nn.ModuleList([Block(), Block()]), nn.Linear(8, 2)
-    def forward(self, x):
-        x = self.words(x)
-        for layer in self.layers:
-            x = layer(x)
-        return self.head(x).mean(1)
-"""
-MIXED = """
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.first, self.last = nn.Linear(6, 12), nn.Linear(12, 2).double()
-    def forward(self, x):
-        return self.last(torch.tanh(self.first(x)).double()).float()
-"""
-TOKENS = "torch.randint(11, (8, 6))"
-ODD = "torch.randint(11, (8, 5))"
-
-OWN_NORM = """
-class OwnNorm(nn.BatchNorm1d):
-    def forward(self, x):
-        return super().forward(x)
-"""
-ENCODER = "nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True), 2)"
-REENTRANT = """
-from torch.utils.checkpoint import checkpoint
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.first, self.middle, self.last = nn.Linear(6, 12), nn.Linear(12, 12), nn.Linear(12, 2)
-    def forward(self, x):
-        return self.last(checkpoint(self.middle, torch.tanh(self.first(x)), use_reentrant=True))
-"""
-PREPARED = """
-import torch
-import jupyter_torchdist as td
-from torch import nn
-torch.manual_seed(0)
-model = nn.Sequential(nn.Linear(6, 12), nn.Tanh(), nn.Linear(12, 2))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-losses = []
-td.prepare(GIVEN)
-for step in range(4):
-    x, y = torch.randn(8, 6), torch.randn(8, 2)
-    loss = nn.functional.mse_loss(model(x), y)
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
-    losses.append(loss.item())
-"""
-
-ADVICES = [
+STRATEGIES = [
     Advice(
         *("checkpoint_around_models", cell("checkpoint_around_models"), "fsdp"),
         *("checkpoint is applied to the whole", "use checkpoint within its forward"),
@@ -204,6 +45,23 @@ ADVICES = [
     ),
     Advice(
         *("new_head", cell("new_head"), "fsdp", "after it had been divided among the ranks", "--strategy ddp", "ddp")
+    ),
+    Advice(
+        *(
+            "pruned_late",
+            training(
+                MLP,
+                before="import torch.nn.utils.prune",
+                then="    if step == 1:\n        nn.utils.prune.l1_unstructured(model[0], 'weight', 0.3)",
+            ),
+            "fsdp",
+        ),
+        *("was replaced, tied, pruned or removed after it had been sharded", "--strategy ddp", "ddp"),
+    ),
+    Advice(
+        *("bias_removed", training(MLP, then="    if step == 1:\n        model[4].bias = None"), "fsdp"),
+        *("was replaced, tied, pruned or removed after it had been sharded", "before the first training step"),
+        edits=(("        model[4].bias = None", "        pass"), ("optimizer =", "model[4].bias = None\noptimizer =")),
     ),
     Advice(*("backbone", cell("backbone_reused"), "fsdp", "is sharded already, as a part of another", "ddp", "ddp")),
     Advice(
@@ -445,108 +303,6 @@ ADVICES = [
         ),
         edits=(("nn.Linear(12, 2).double()", "nn.Linear(12, 2).double().requires_grad_(False)"),),
     ),
-    # tp
-    Advice(
-        *("tp_heads", training("Net()", before=BLOCKS.replace("num_heads = 2", "num_heads = 3"), x=TOKENS), "tp"),
-        *("a head is computed on one rank", "leave the attention whole"),
-        option=("tp_plan=layers.*.up:colwise,layers.*.down:rowwise",),
-    ),
-    Advice(
-        *("tp_nothing", training(MLP), "tp", "tp finds nothing to split", "-O tp_plan="),
-        option=("tp_plan=0:colwise,2:rowwise",),
-    ),
-    Advice(
-        *("tp_pattern", training("Net()", before=BLOCKS, x=TOKENS), "tp", "matches no module of", "layers.*.up"),
-        given={"option": ("tp_plan=layers.*.upp:colwise",)},
-        option=("tp_plan=layers.*.up:colwise,layers.*.down:rowwise",),
-    ),
-    Advice(
-        *("sequence_parallel", training("Net()", before=BLOCKS, x=TOKENS), "tp", "are in the block itself"),
-        told="leave sequence_parallel out",
-        given={"option": ("sequence_parallel=1",)},
-    ),
-    # cp
-    Advice(*("cp_blocks", training(MLP), "cp", "divides the sequence within repeated blocks", "fsdp", "fsdp")),
-    Advice(
-        *("cp_length", training("Net()", before=BLOCKS, x=ODD), "cp", "tokens over 2 ranks do not divide", "pad the"),
-        edits=((ODD, "F.pad(torch.randint(11, (8, 5)), (0, 1))"),),
-    ),
-    Advice(
-        "cp_no_attention",
-        training(
-            "Net()",
-            before=BLOCKS.replace("F.scaled_dot_product_attention(q, k, v)", "(torch.softmax(q @ k.mT, -1) @ v)"),
-            x=TOKENS,
-        ),
-        *("cp", "computes no F.scaled_dot_product_attention", "use F.scaled_dot_product_attention in the blocks"),
-        edits=(("(torch.softmax(q @ k.mT, -1) @ v)", "F.scaled_dot_product_attention(q, k, v, scale=1.0)"),),
-    ),
-    # pp
-    Advice(
-        *(
-            "pp_norm",
-            training("nn.Sequential(nn.Linear(6, 12), nn.BatchNorm1d(12), nn.Tanh(), nn.Linear(12, 2))"),
-            "pp",
-        ),
-        *("a microbatch is only a part of the batch", "-O microbatches=1"),
-        option=("microbatches=1",),
-    ),
-    Advice(
-        *("pp_lbfgs", cell("lbfgs"), "pp", "needs all gradients in one place", "--strategy ddp", "ddp"), tolerance=1e-3
-    ),
-    Advice(
-        *("pp_stored", training("Net()", before=net("self.seen.append(h.detach())")), "pp", "stores something in"),
-        *("--strategy ddp or fsdp", "ddp"),
-    ),
-    Advice(
-        *(
-            "pp_reads",
-            training(MLP).replace("losses.append(loss.item())", "losses.append(model[0].weight.sum().item())"),
-            "pp",
-        ),
-        *("reads numbers from parameters", "--strategy ddp or fsdp", "fsdp"),
-    ),
-    Advice(
-        *(
-            "pp_gradient",
-            training(MLP).replace(
-                "    optimizer.step()", "    slope = model[0].weight.grad.norm().item()\n    optimizer.step()"
-            ),
-            "pp",
-        ),
-        *("the cell reads the gradient of a parameter of another pipeline stage", "--strategy ddp or fsdp", "fsdp"),
-    ),
-    Advice(
-        *(
-            "pp_penalty",
-            cell("penalty_before"),
-            "pp",
-            "this backward needs parameters as they were",
-            "ddp or fsdp",
-            "ddp",
-        ),
-    ),
-    Advice(
-        *("pp_branch", training("Net()", before=net("h = h * 2 if h.sum() > 0 else h")), "pp"),
-        *("branches on the values of its tensors", "another strategy", "ddp"),
-        option=("model=whole",),
-    ),
-    Advice(
-        *("pp_schedule", training(MLP, "(model(x) @ model(x).T).softmax(-1).diagonal().log().mean()"), "pp"),
-        *("-O schedule=1f1b starts backwards before all forwards", "-O schedule=gpipe"),
-        given={"option": ("schedule=1f1b", "microbatches=4")},
-        option=("schedule=gpipe",),
-    ),
-    Advice(
-        *("pp_balance", training(MLP), "pp", "balance=", "which add up to the blocks"),
-        given={"option": ("balance=1,1",)},
-        option=("balance=1,2",),
-    ),
-    Advice(
-        *("checkpointing_blocks", training("Net()", before=net("pass")), "ddp", "has no repeated block"),
-        told="leave --activation-checkpointing out",
-        given={"activation_checkpointing": True},
-    ),
     # options that contradict the strategy
     *[
         Advice(name, training(MLP), "pp", words, told, given=given)
@@ -711,51 +467,57 @@ ADVICES = [
         given={"option": ("schedule=1f1b", "microbatches=4")},
         option=("schedule=gpipe",),
     ),
-    # td.prepare
+    Advice(
+        *(
+            "sharded_file",
+            training(MLP, before="import io", then="torch.save(model.state_dict(), io.BytesIO())"),
+            "fsdp",
+        ),
+        *("torch.save of a sharded state dict", "leave state_dict_type out"),
+        given={"option": ("state_dict_type=SHARDED_STATE_DICT",)},
+    ),
     *[
         Advice(
             name,
-            PREPARED.replace("GIVEN", given),
-            "ddp",
-            words,
-            told,
-            edits=((f"prepare({given})", f"prepare({right})"),),
-        )
-        for name, given, right, words, told in (
-            ("prepared_twice", "model, model, optimizer", "model, optimizer", "is prepared already", "once"),
-            ("prepared_list", "[model], optimizer", "model, optimizer", "and was given", "leave it out"),
-            (
-                "prepared_loss",
-                "model, nn.MSELoss(), optimizer",
-                "model, optimizer",
-                "has no parameters",
-                "needs no preparing",
+            training(
+                "Net()",
+                "(lambda out: F.mse_loss(out if isinstance(out, torch.Tensor) else out[0], y))(model(x, step))",
+                before=net("if step > 2: return self.last(h), h").replace(
+                    "def forward(self, x)", "def forward(self, x, step)"
+                ),
             ),
-            ("prepared_optimizer", "optimizer", "model, optimizer", "in no prepared model", "prepare the model"),
+            *("ddp", words, told),
+            given=given,
+            option=("model=whole",),
+        )
+        for name, words, told, given in (
+            ("other_outputs", "the model returns, or keeps in attributes, other tensors", "-O model=whole", {}),
             (
-                "prepared_part",
-                "model, model[0], optimizer",
-                "model, optimizer",
-                "shares parameters with",
-                "the outer one",
+                "other_outputs_accumulated",
+                "the model returns different outputs for a part of the batch",
+                "leave --grad-accumulation out",
+                {"grad_accumulation": 2},
             ),
         )
     ],
+    Advice(
+        "zero_grad",
+        training(MLP, before="import os").replace(
+            "    optimizer.zero_grad()", "    if step != 3 or os.environ.get('RANK') == '0': optimizer.zero_grad()"
+        ),
+        *(
+            "ddp",
+            "before this backward some ranks had gradients and others had none",
+            "call zero_grad() in the same steps",
+        ),
+        edits=(("if step != 3 or os.environ.get('RANK') == '0': ", ""),),
+    ),
+    Advice(
+        *(
+            "no_values",
+            training("Net()", before=net("pass")).replace("model = ", "with torch.device('meta'): model = "),
+        ),
+        *("fsdp", "have no values on rank 0", "load_state_dict("),
+        edits=(("model = Net()", "model = Net()\nmodel.load_state_dict(Net().state_dict(), assign=True)"),),
+    ),
 ]
-
-ALWAYS = ("new_head", "sorted_order", "tp_nothing")
-"""Those that run in ``make test``, and not only in ``make soak``."""
-
-
-SHOWN_OTHERWISE = frozenset({"cp_length", "pp_schedule", "tp_style"})
-"""Their words are in the message, and are placeholders in the docs."""
-
-
-def rows() -> list[tuple[str, str]]:
-    """(message, what to do) of the pages of strategies and parallelisms."""
-    found = []
-    for page in ("strategies", "parallelisms"):
-        for line in (PAGES / f"{page}.md").read_text().splitlines():
-            if match := re.fullmatch(r"\| (.+) \| (.+) \|", line):
-                found.append((match[1], match[2]))
-    return [row for row in found if row[0] not in ("message", "---")]

@@ -25,15 +25,18 @@ class Refused:
 
 @dataclass(frozen=True)
 class Differs:
-    """It trains, and differs from one device for a reason that the documentation gives."""
+    """It trains, and differs from one device for a reason that the documentation gives, and the output: ``said``."""
 
     why: str
+    said: str
 
 
 Expectation = Equal | Refused | Differs
 
 SAME = Equal()
-_OWN_NOISE = Differs("random numbers drawn inside the model differ by rank")
+_OWN_NOISE = Differs(
+    "random numbers drawn inside the model differ by rank", "the model draws random numbers (dropout, noise): each rank"
+)
 _SHAPES = Refused("is a batch size written in the model as a number")
 
 ALIKE: dict[str, Expectation] = {
@@ -46,13 +49,18 @@ ALIKE: dict[str, Expectation] = {
     "dropout": _OWN_NOISE,
     "embedding_max_norm": Refused("its forward writes its parameter 0.weight"),
     "embedding_bag": Refused("offsets[0] has to be 0"),
+    "features_of_the_batch_before": Refused("its result for a sample changes when the batch has fewer samples"),
+    "features_on_request": Refused("keeps a tensor of its samples in features, and did not in its first steps"),
     "gcn_adjacency": Refused("it is given a sparse tensor"),
     "grad_scaler": Equal(2e-3),  # gradients are rounded to fp16 before they are summed
     "graph_batches": _SHAPES,
+    "hook_every_third": Refused("keeps a tensor of its samples in saved, and did not in its first steps"),
+    "list_on_request": Refused("keeps a tensor of its samples in records, and did not in its first steps"),
     "literal_batch_size": _SHAPES,
     "load_balancing": Refused("of the batch in 0.aux_loss: mul multiplies a mean over the batch"),
     "mask_of_batch_size": _SHAPES,
     "mixture_of_experts": Refused("branches on a value of its samples"),
+    "noted_on_a_class": Refused("or computed from random numbers, in Net"),
     "notes_of_activations": Refused("or computed from random numbers, in spread"),
     "normalizing_flow": Refused("linalg_solve_triangular is an operation of which"),
     "packed_by_lengths_of_others": Refused("packs samples with the lengths of other samples"),
@@ -62,10 +70,11 @@ ALIKE: dict[str, Expectation] = {
     "returned_stranger": Refused("it returns an Output, which cannot be put together"),
     "scripted": Refused("is a torch.jit script"),
     "second_loop_late": Refused("a step uses batches of two loops"),
+    "state_between_batches": Refused("its forward reads what the forward before it has kept in state"),
     "unseeded_labels": Refused("have different data in the first batch of a loop"),
     "unseeded_samples": Refused("have different data in the first batch for Linear"),
     "vae": _OWN_NOISE,
-    "vq_vae": Refused("log of a mean over the batch"),
+    "vq_vae": Refused(": log of a mean over the batch"),
     "vq_vae_ema": Refused("its forward writes its parameter"),
 }
 """Under every strategy; what is neither here nor in ``APART`` is equal."""
@@ -75,7 +84,6 @@ APART: dict[tuple[str, str], Expectation] = {
     ("batch_norm_copies", "fsdp"): Refused("copy.deepcopy of Sequential, which is sharded"),
     ("checkpoint_around_models", "fsdp"): Refused("checkpoint is applied to the whole Sequential"),
     ("ema", "fsdp"): Refused("copy.deepcopy of Sequential, which is sharded"),
-    ("gradients_by_autograd", "fsdp"): Refused("used outside of the forward of the module it belongs to"),
     ("lbfgs", "ddp"): Equal(1e-3),  # a search along a line takes the last digits further
     ("lbfgs", "fsdp"): Refused("LBFGS cannot train parameters that fsdp or tp has sharded"),
     ("new_head", "fsdp"): Refused("2.weight, 2.bias came into the Sequential after it had been divided"),

@@ -14,36 +14,34 @@ from .ranks import SAID, context, everyone
 from .unchanged import equal, language
 
 DIVISIONS = ("tp", "cp")
+SEEN: list[Any] = []
+"""What the forwards were given. Not of a function or class of a check: there a trial undoes what it leaves."""
 
 
 def check_two_samples_are_enough() -> None:
-    seen: list[tuple[bool, int]] = []
-
     class Watched(Language):
         def forward(self, x: Tensor) -> Any:
-            seen.append((self.training, len(x)))
+            SEEN.append((self.training, len(x)))
             return super().forward(x)
 
     for one in DIVISIONS:
-        seen.clear()
+        SEEN.clear()
         equal(context({one: dist.get_world_size()}), language(Watched))
-        tried = [rows for training, rows in seen if not training]
-        assert tried == [2, 2], (one, seen)  # before it was divided, and after
+        tried = [rows for training, rows in SEEN if not training]
+        assert tried == [2, 2], (one, SEEN)  # before it was divided, and after
 
 
 def check_a_model_that_takes_its_batches_alone_is_held_by_a_whole_one() -> None:
-    seen: list[int] = []
-
     class OfFour(Language):
         def forward(self, x: Tensor) -> Any:
             if not self.training:
-                seen.append(len(x))
+                SEEN.append(len(x))
             return super().forward(x).view(4, LENGTH, WORDS)
 
     for one in DIVISIONS:
-        seen.clear()
+        SEEN.clear()
         equal(context({one: dist.get_world_size()}), language(OfFour))
-        assert seen == [2, 4, 4], (one, seen)
+        assert SEEN == [2, 4, 4], (one, SEEN)
 
 
 def check_one_rank_without_the_memory_for_it_is_enough_to_go_on_without() -> None:

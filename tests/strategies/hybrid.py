@@ -10,6 +10,8 @@ from torch.utils.data import DataLoader
 
 import jupyter_torchdist as td
 
+from . import unchanged
+from .languages import LENGTH, WORDS, Language
 from .models import CASES, Gpt
 from .prepared import data, equal, job, sgd, train
 from .ranks import context, local_bytes, mine
@@ -51,6 +53,22 @@ def check_parameters_are_kept_among_two_between_forward_and_backward() -> None:
     group = model.layers[0]._get_fsdp_state()._fsdp_param_group
     kept = group.fsdp_params[0]._sharded_post_forward_param_data
     assert kept is not None and kept.numel() == group.fsdp_params[0]._orig_size.numel() // 2
+
+
+def check_beside_tp_a_model_may_be_called_twice_before_a_backward() -> None:
+    def cell() -> tuple[torch.nn.Module, torch.optim.Optimizer, list[float]]:
+        torch.manual_seed(3)
+        model, losses = Language(), []
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        for words in torch.randint(WORDS, (3, 4, LENGTH)):
+            loss = model(words).square().mean() + model(words.roll(1, 1)).sin().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        return model, optimizer, losses
+
+    unchanged.equal(context({"dp_replicate": 2, "tp": 2}), cell)
 
 
 def check_four_shards_train_as_one_device() -> None:

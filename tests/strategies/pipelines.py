@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import pickle
 import time
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import torch
@@ -112,13 +113,14 @@ class Seeing(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
+SEEN: set[str] = set()
+
+
 class Watched(Deep):
     """Its layers are called under such a mode."""
 
-    seen: ClassVar[set[str]] = set()
-
     def forward(self, x: Tensor) -> Tensor:
-        with Seeing(self.seen):
+        with Seeing(SEEN):
             return super().forward(x)  # type: ignore[no-any-return,no-untyped-call]
 
 
@@ -141,10 +143,25 @@ def check_a_loop_in_stages_is_one_devices() -> None:
     compare(gpt(tied=True), sgd)
 
 
+class Residual(Deep):
+    """Changes what its layers give in place."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self[0](x)
+        for layer in list(self)[2::2]:
+            x += layer(torch.tanh(x))
+        return x
+
+
+def check_a_stage_may_change_what_it_received_in_place() -> None:
+    for schedule in ("gpipe", "interleaved_1f1b"):
+        compare(Case(Residual, deep().inputs, deep().targets), schedule=schedule)
+
+
 def check_a_mode_of_the_users_sees_what_the_layers_compute() -> None:
     def after(_model: nn.Module) -> None:
-        assert "linear" in Watched.seen
-        Watched.seen.clear()
+        assert "linear" in SEEN
+        SEEN.clear()
 
     compare(Case(Watched, deep().inputs, deep().targets), after=after)
 
@@ -587,12 +604,12 @@ def check_an_overflow_in_one_stage_skips_the_step_of_all() -> None:
         automatic.abandon()
 
 
-class Breaking(nn.Linear):
-    calls = 0
+CALLS = itertools.count(1)
 
+
+class Breaking(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
-        Breaking.calls += 1
-        if dist.get_rank() == 1 and Breaking.calls > 60:
+        if next(CALLS) > 60 and dist.get_rank() == 1:
             raise ValueError("broken layer")
         return super().forward(x)
 

@@ -29,7 +29,7 @@ MORE = frozenset(
         "ema_in_forward_assign", "embedding_max_norm", "gcn_adjacency", "masking_collate", "qat",
         "seed_in_earlier_cell", "shrink_perturb", "vq_vae", "vq_vae_ema",
         "batch_sampler", "best_weights", "branch_in_forward", "byol",
-        "compiled", "custom_autograd", "detection_lists", "diffusion", "distillation", "distributions",
+        "compiled", "compiled_step", "custom_autograd", "detection_lists", "diffusion", "distillation", "distributions",
         "double_precision", "dqn", "early_stopping", "embedding_bag", "encode_decode", "force_field", "forward_hooks",
         "gpt_untied", "grad_norm_logging", "hidden_gradients", "hugging_face", "hugging_face_families",
         "gradients_by_autograd",
@@ -118,6 +118,7 @@ def check_like(outcome: Outcome, wanted: Trace, expectation: Differs) -> None:
     losses, others = outcome.names["losses"], wanted.values["losses"].tolist()
     assert len(losses) == len(others) and all(map(math.isfinite, losses))
     assert losses != others, f"no difference, though {expectation.why}"
+    assert sum(expectation.said in line for line in outcome.said) == 1, outcome.said
 
 
 def test_what_objects_of_the_cell_keep_of_sharded_weights_is_whole() -> None:

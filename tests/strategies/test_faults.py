@@ -118,6 +118,14 @@ def test_a_file_that_every_rank_writes_is_told_once(tmp_path: Path) -> None:
     assert "line 12 opens log.csv for writing, and each of the 2 ranks does so" in told[0]
 
 
+def test_a_log_file_that_every_rank_opens_is_told(tmp_path: Path) -> None:
+    """Each line would be in it once for each rank."""
+    text = "import logging\nhandler = logging.FileHandler(log)\nhandler.close()\ndel handler\n"
+    outcome = run_cell(text, Options(ranks=2, strategy="ddp"), {"log": str(tmp_path / "train.log")})
+    assert outcome.error is None, outcome.error
+    assert any("line 3 opens train.log for writing, and each of the 2 ranks does so" in line for line in outcome.said)
+
+
 def test_a_search_without_gradients_is_told_that_it_is_not_distributed() -> None:
     text = "import torch\nbest = max(torch.nn.Linear(2, 1)(torch.ones(2)).item() for _ in range(3))\n"
     outcome = run_cell(text, Options(ranks=2, strategy="ddp"))
@@ -152,3 +160,20 @@ def test_attributes_of_parameters_stay() -> None:
     assert [vars(one) for one in outcome.names["model"].parameters()] == [
         {"scale": scale, "steps": 2} for scale in (1.0, 0.5, 1.0, 0.5)
     ]
+
+
+_MISTAKE = """
+import torch
+from torch import nn
+
+model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(15, 3))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model(torch.randn(12, 8)).square().mean().backward()
+optimizer.step()
+"""
+
+
+def test_a_mistake_in_the_model_raises_what_it_raises_on_one_device() -> None:
+    error = run_cell(_MISTAKE, Options(ranks=2, strategy="ddp")).error
+    assert error is not None and "mat1 and mat2 shapes cannot be multiplied (12x16 and 15x3)" in str(error)
+    assert "cannot be divided" not in str(error)

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from jupyter_torchdist.protocol.errors import StrategyError, TrainingError
-from jupyter_torchdist.protocol.spec import parse_options
+from jupyter_torchdist.protocol.options.parsing import parse_options
 from jupyter_torchdist.strategies.step.verifying import Ended, Loss, Taken, _ended, compared
 
 from .running import Outcome, run_cell

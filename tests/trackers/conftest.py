@@ -14,7 +14,7 @@ import pytest
 from jupyter_torchdist.client.drivers import pool
 from jupyter_torchdist.client.job import Job
 from jupyter_torchdist.client.submit import Request, submit
-from jupyter_torchdist.protocol.spec import parse_options
+from jupyter_torchdist.protocol.options.parsing import parse_options
 from jupyter_torchdist.store import tracking
 from tests.integration.conftest import agent_stays, connections
 from tests.leaks import wait_until

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from jupyter_torchdist.protocol.errors import OptionError
+from jupyter_torchdist.protocol.errors import OptionError, UserError
 from jupyter_torchdist.store import tracking
 from jupyter_torchdist.trackers.mlflow import MlflowTracker
 from jupyter_torchdist.verbs import parse
@@ -71,6 +71,22 @@ def test_a_server_that_is_down_from_the_start_loses_nothing(
     assert runs.curve(run, "loss") == LOSSES and known.said == ""
 
 
+def test_a_server_whose_name_is_unknown_is_said_in_a_few_words(
+    start: Start, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://mlflow.invalid:5000")
+    monkeypatch.setenv("TORCHDIST_TRACK_SECONDS", "1")
+    told = tmp_path / "told"
+    job = start(
+        "--ranks 1 --track mlflow", f"import os, time\nwhile not os.path.exists({str(told)!r}): time.sleep(0.05)"
+    )
+    assert wait_until(lambda: bool(tracking.of(job.paths, "mlflow").trouble), 60)
+    trouble = tracking.of(job.paths, "mlflow").trouble
+    told.touch()
+    assert job.wait().state == "succeeded"
+    assert trouble.startswith("its server does not answer (") and len(trouble) < 80, trouble
+
+
 def test_a_server_that_goes_down_in_the_middle_and_comes_back(
     runs: Runs, start: Start, road: Road, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -120,6 +136,8 @@ def test_what_was_not_delivered_in_time_is_delivered_later(
     assert re.search(
         f"mlflow: not everything is delivered: .*; `torchdist track {job.id} mlflow` delivers the rest", shown
     )
+    with pytest.raises(UserError, match="mlflow: not everything is delivered"):
+        list(perform(parse.parse(f"track {job.id}", "torchdist")))
     road.open()
     monkeypatch.setenv("TORCHDIST_TRACK_SECONDS", "30")
     said = "".join(perform(parse.parse(f"track {job.id}", "torchdist")))

@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from jupyter_torchdist.capture import capture_call, capture_cell
+from jupyter_torchdist.marshal.culprit import explain
 from jupyter_torchdist.protocol.errors import CaptureError, UndefinedName
+from jupyter_torchdist.ranks.eventfile import EventFile
 from tests import crossing
 from tests.crossing import Notebook
 
@@ -54,6 +57,7 @@ ranks, notebook = crossing.ranks, crossing.notebook
         ("class R:\n    def __reduce__(self): raise OSError('no disk')\nx = [R()]", "x[0]", "raised OSError: no disk"),
         ("class R:\n    def __reduce__(self): return (R, (R(),))\nx = {'r': R()}", "x['r']", "__reduce__ never ends"),
         ("x = []\nfor _ in range(100_000): x = [x]", "x", "nested too deeply"),
+        ("import torch\nx = [torch.jit.script(torch.nn.ReLU())]", "x[0]", "TorchScript cannot be pickled"),
         ("import torch\nx = torch.utils.data.DataLoader([1, 2])\nx = [iter(x)]", "x[0]", "a DataLoader's iterator"),
         ("import numpy as np, threading\nx = np.array([None, threading.Lock()], dtype=object)", "x", "_thread.lock"),
         ("import threading\nx = {threading.Lock(): 1}", "x (key <unlocked _thread.lock", "_thread.lock"),
@@ -75,6 +79,14 @@ def test_the_culprit_is_named(notebook: Notebook, tmp_path: Path, make: str, pat
     close = getattr(notebook.names["x"], "close", None)
     if close:
         close()
+
+
+def test_the_path_ends_at_an_object_of_this_package(tmp_path: Path) -> None:
+    events = EventFile(tmp_path / "events", 0)
+    found = explain({"old": events.write}, "handlers", TypeError("cannot pickle it"))
+    assert found.path == "handlers['old'].__self__"
+    assert found.sentence.endswith("EventFile: it belongs to this process")
+    events.close()
 
 
 def test_the_culprit_behind_a_function_names_the_function(notebook: Notebook) -> None:
@@ -103,6 +115,18 @@ def test_the_history_stays(notebook: Notebook, name: str) -> None:
     notebook.names[name] = {1: threading.Lock()}
     with pytest.raises(CaptureError, match="history"):
         notebook.capture(f"print({name})")
+
+
+def test_a_name_of_the_shell_is_told_from_one_that_is_not_defined(tmp_path: Path) -> None:
+    names = {"__name__": "__main__", "In": ["", "x"]}
+    with pytest.raises(CaptureError, match=r"In is the notebook's history and stays there \(needed by line 1\)"):
+        capture_cell("print(In[-1])", "Cell In[1]", 1, names, hidden=["In"], cwd=tmp_path)
+
+
+def test_a_magic_that_stands_above_ours_is_sent_there(notebook: Notebook) -> None:
+    with pytest.raises(CaptureError) as caught:
+        notebook.capture("get_ipython().run_cell_magic('capture', 'out', 'print(1)')")
+    assert caught.value.hint == "put it above %%distribute"
 
 
 @pytest.mark.parametrize(
@@ -224,3 +248,26 @@ def test_an_object_that_looks_itself_up_without_an_end(notebook: Notebook) -> No
     with pytest.raises(CaptureError, match=r"a: Loop: its __getattribute__ calls itself without end") as raised:
         notebook.capture("print(type(a))")
     assert raised.value.path == "a"
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "path"),
+    [
+        (([1, threading.Lock()],), {}, "first[1]"),
+        ((1, 2, threading.Lock()), {}, "more"),
+        ((1,), {"last": threading.Lock()}, "last"),
+    ],
+)
+def test_an_argument_of_a_call_has_the_name_of_its_parameter(
+    notebook: Notebook, args: tuple[object, ...], kwargs: dict[str, object], path: str
+) -> None:
+    notebook.cell("def train(first, *more, last=None): pass")
+    with pytest.raises(CaptureError, match="the call of train cannot leave the notebook") as refused:
+        capture_call(notebook.names["train"], args, kwargs, cwd=notebook.home)
+    assert f"\n  {path}: _thread.lock" in str(refused.value) and "inside the function" in refused.value.hint
+
+
+def test_a_method_that_is_called_has_its_own_name(notebook: Notebook) -> None:
+    notebook.cell("import threading\nclass A:\n    def run(self): pass\na = A()\na.lock = threading.Lock()")
+    with pytest.raises(CaptureError, match=r"A\.run\.__self__\.lock: _thread"):
+        capture_call(notebook.names["a"].run, (), {}, cwd=notebook.home)

@@ -87,6 +87,7 @@ def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]
 
 def test_misuse_is_2_and_failure_1(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(capsys, "jbs") == (2, "", "OptionError: torchdist has no verb 'jbs'\n  → did you mean jobs?\n")
+    assert "are required: JOB\n" in run(capsys, "track")[2]
     status, out, err = run(capsys, "show", "nothing")
     assert (status, out) == (1, "") and "JobNotFound" in err
 

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from jupyter_torchdist import marshal
+from jupyter_torchdist.client import failures
 from jupyter_torchdist.client import job as jobs
 from jupyter_torchdist.client.drivers import DriverPool
 from jupyter_torchdist.client.job import VALUE, Job, attach, attach_to
@@ -28,6 +29,7 @@ from jupyter_torchdist.protocol.errors import (
     RankFailed,
     UserError,
 )
+from jupyter_torchdist.protocol.events import Finding
 from jupyter_torchdist.protocol.paths import Home, JobPaths
 from jupyter_torchdist.protocol.process import ProcessId
 from jupyter_torchdist.protocol.spec import Options
@@ -304,6 +306,16 @@ def test_a_thousand_failures_make_a_few_notes(home: Path) -> None:
     assert max(map(len, notes[1:])) < 240
 
 
+def test_advice_for_a_name_that_stayed_in_the_notebook() -> None:
+    error, names = NameError("name 'lock' is not defined"), {"lock": 1}
+    (note,) = failures._left_in_notebook(error, "", names, ())
+    assert failures.is_advice(note) and note.endswith("take it along with --include lock")
+    (note,) = failures._left_in_notebook(error, "", names, ("lock",))
+    assert failures.is_advice(note)
+    assert note == "lock was left behind with --exclude: create it in the cell before the line that uses it"
+    assert failures._left_in_notebook(error, "", {}, ()) == []
+
+
 def test_a_killed_rank_is_told_in_words(fake: FakeJob) -> None:
     fake.running().rank(1).exited(-9)
     fake.rank(0).interrupted()
@@ -336,9 +348,11 @@ def test_every_end_has_its_exception(fake: FakeJob, state: str, kind: type[BaseE
     job = owner(fake)
     assert job.exception() is None
     job.raise_for_state()
-    fake.ended(state, "this is why")
-    with pytest.raises(kind, match="this is why"):
+    stalled = Finding("rank-stuck", "warning", 1, "", "rank 1 has not entered all_reduce #7", "", "look at it", ())
+    fake.ended(state, "this is why", findings=[stalled])
+    with pytest.raises(kind, match="this is why") as caught:
         job.raise_for_state()
+    assert stalled.advice in notes_of(caught.value)
 
 
 def test_attaching_by_name_and_what_is_not_there(fake: FakeJob) -> None:

@@ -11,7 +11,7 @@ from jupyter_torchdist.diagnosis.hosts import FAULT, FINE, WARNING, Facts, Measu
 from jupyter_torchdist.node.examine import acs_control, examine
 from jupyter_torchdist.protocol.machine.inventory import local_inventory
 from jupyter_torchdist.protocol.plan import Gpu, InfinibandPort, Inventory, Limits
-from jupyter_torchdist.protocol.wire.messages import Examined
+from jupyter_torchdist.protocol.wire.reports import Examined
 
 GPUS = tuple(Gpu(f"GPU-{index}", index, "H200", 141_000_000_000, 0) for index in range(8))
 PORT = InfinibandPort("mlx5_0:1", "ACTIVE", "400 Gb/sec (4X NDR)", "InfiniBand")

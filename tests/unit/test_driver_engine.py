@@ -11,7 +11,7 @@ import pytest
 
 from jupyter_torchdist.driver.engine import Engine, begun
 from jupyter_torchdist.protocol.events import Event
-from jupyter_torchdist.protocol.spec import parse_options
+from jupyter_torchdist.protocol.options.parsing import parse_options
 from jupyter_torchdist.protocol.state import fold
 from jupyter_torchdist.testing import FAKE_ENGINE, FakeLauncher, FakeSubmission, a_plan, a_spec
 

@@ -52,3 +52,20 @@ def test_bytes_that_the_node_takes_later_are_waited_for(link: Link) -> None:
         assert not link.writing
         link.send({"type": "blob"}, bytes(10_000_000))
         assert link.writing
+
+
+@pytest.mark.parametrize("given_up", [False, True])
+def test_a_node_whose_part_has_ended_is_still_asked_whether_it_is_there(link: Link, given_up: bool) -> None:
+    """While it answers, another node that is silent is gone, and not this machine offline."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        theirs.setblocking(False)
+        fd = ours.detach()
+        link.channel, link.ended, link.given_up = Channel(fd, fd), True, given_up
+        link.keep(5.0)
+        if given_up:
+            with pytest.raises(BlockingIOError):
+                theirs.recv(1)
+        else:
+            assert b'"ping"' in theirs.recv(1000)
+        assert link.news(100.0) == "", "it is nobody's loss"

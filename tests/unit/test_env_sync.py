@@ -16,8 +16,8 @@ from jupyter_torchdist.planning.software import after_sync, compare, wanted
 from jupyter_torchdist.protocol.bundle import Package
 from jupyter_torchdist.protocol.errors import LaunchError, OptionError, ResourceError
 from jupyter_torchdist.protocol.machine.packages import platform, platforms
+from jupyter_torchdist.protocol.options.parsing import parse_options
 from jupyter_torchdist.protocol.plan import Inventory, Software, Wanted
-from jupyter_torchdist.protocol.spec import parse_options
 from tests import wheels
 
 HERE = {"einops": "0.8.1", "numpy": "2.3.1", "torch": "2.13.0+cpu", "nvidia-cublas-cu12": "12.8", "triton": "3.7"}

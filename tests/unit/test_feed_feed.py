@@ -24,9 +24,10 @@ from jupyter_torchdist.protocol.errors import JobNotFound
 from jupyter_torchdist.protocol.events import Event
 from jupyter_torchdist.protocol.feed import MESSAGE_BYTES, RATE, UNSEEN, VERSION
 from jupyter_torchdist.protocol.gauges import Gauges, Traffic
+from jupyter_torchdist.protocol.options.parsing import parse_options
 from jupyter_torchdist.protocol.paths import Home, JobPaths
 from jupyter_torchdist.protocol.process import ProcessId
-from jupyter_torchdist.protocol.spec import Options, parse_options
+from jupyter_torchdist.protocol.spec import Options
 from jupyter_torchdist.protocol.state import JobState, fold
 from jupyter_torchdist.store import files, journal
 from jupyter_torchdist.store.jobdir import taken_requests

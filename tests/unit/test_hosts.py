@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import socket
 import subprocess
 from dataclasses import replace
@@ -11,14 +13,16 @@ import pytest
 
 from jupyter_torchdist.launchers.booted import remote_command
 from jupyter_torchdist.launchers.code import code
+from jupyter_torchdist.launchers.ssh.connection import CIPHER, shared_connection, ssh_words
 from jupyter_torchdist.node import routes
 from jupyter_torchdist.planning.configuration import configured, words_of
 from jupyter_torchdist.planning.placing import places
 from jupyter_torchdist.planning.topology import make_plan
 from jupyter_torchdist.protocol.errors import OptionError, ResourceError
 from jupyter_torchdist.protocol.hosts import Host, hosts_of, known_hosts, parse_setting
+from jupyter_torchdist.protocol.options.parsing import parse_options
 from jupyter_torchdist.protocol.plan import Gpu, Inventory, NodePlan, Reach, open_gpu
-from jupyter_torchdist.protocol.spec import JobSpec, parse_options
+from jupyter_torchdist.protocol.spec import JobSpec
 from jupyter_torchdist.protocol.wire.assignment import Assignment
 from jupyter_torchdist.protocol.world import World
 from jupyter_torchdist.testing import a_plan, a_spec
@@ -216,3 +220,24 @@ def test_the_engines_node_names_the_address_for_other_nodes(monkeypatch: pytest.
     monkeypatch.setattr(socket, "getaddrinfo", lambda *words, **more: [(2, 1, 6, "", ("10.1.0.1", 0))])
     assert routes.addresses({"SLURMD_NODENAME": "node1"}) == ["10.1.0.1", "10.0.0.1"]
     assert routes.addresses({}) == ["10.0.0.1", "10.1.0.1"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "first"), [("", CIPHER), ("Ciphers aes256-ctr\n", None), ("Ciphers ^aes256-ctr\n", None)]
+)
+def test_the_fast_cipher_comes_first_unless_the_user_chose(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: str, first: str | None
+) -> None:
+    (tmp_path / "config").write_text(f"Host *\n{settings}")
+    client = tmp_path / "ssh"
+    client.write_text(f'#!/bin/sh\nexec {shutil.which("ssh")} -F {tmp_path}/config "$@"\n')
+    client.chmod(0o700)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    shared_connection.cache_clear()
+    chosen = [word.removeprefix("Ciphers=") for word in ssh_words("gpu1") if word.startswith("Ciphers=")]
+    shared_connection.cache_clear()
+    if first is None:
+        assert chosen == []
+    else:
+        assert chosen[0].startswith(f"{first},")
+        assert len(set(chosen[0].split(","))) > 3

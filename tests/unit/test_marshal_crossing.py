@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import warnings
 
 import numpy
 import pytest
@@ -370,3 +371,36 @@ def test_tensors_of_a_gpu_travel_by_way_of_the_cpu(notebook: Notebook) -> None:
     notebook.names.update(notebook.bring(captured))
     assert notebook.names["w"].device.type == "cuda"
     assert notebook.names["w"][:11].tolist() == [2.0] * 10 + [1.0]
+
+
+def test_a_write_to_an_array_that_shares_memory_is_told(notebook: Notebook) -> None:
+    notebook.cell("import numpy as np, torch\na = np.arange(6.0)\nview = a[2:4]\nt = torch.from_numpy(a)\nb = a[::-1]")
+    assert notebook.run("a[0] = 5").notes == ()
+    assert notebook.names["t"][0] == 5
+    for told in (
+        "a[0] = 7\nview",
+        "a[0] = 7\nview[0] = 8",
+        "t[0] = 9\na[1] = 8",
+        "b[0] = 3\nview[1] = 1",
+        "a\nt[0] = 2",
+    ):
+        assert any("shares memory with another" in note for note in notebook.run(told).notes), told
+    assert notebook.run("a, view, t, b").notes == ()
+
+
+def test_columns_of_a_table_share_no_memory(notebook: Notebook) -> None:
+    notebook.cell("import numpy as np\ntable = np.ones((4, 3))\nx, y = table[:, :2], table[:, 2]")
+    assert notebook.run("x -= 1\ny += 1").notes == ()
+    assert notebook.names["table"].tolist() == [[0.0, 0.0, 2.0]] * 4
+
+
+def test_rebuilding_what_was_captured_shows_no_warning(notebook: Notebook) -> None:
+    notebook.cell(
+        "import warnings\nclass Old:\n    a = 1\n    def __getstate__(self): return {'a': 1}\n"
+        "    def __setstate__(self, state): warnings.warn('old')\nold = Old()"
+    )
+    notebook.send("x = old.a\nmade = Old()")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert notebook.bring(None)["x"] == 1
+    assert not caught

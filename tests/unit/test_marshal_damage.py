@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from jupyter_torchdist.marshal import mapping
-from jupyter_torchdist.protocol.errors import DamagedJob
+from jupyter_torchdist.protocol.errors import DamagedJob, RankFailed
 from tests import crossing
 from tests.crossing import Notebook
 
@@ -81,8 +81,8 @@ def test_results_that_are_not_there(bundle: Notebook) -> None:
 def test_a_buffer_that_is_missing_or_short(bundle: Notebook) -> None:
     path = bundle.paths.result_buffer(0, 0)
     path.write_bytes(path.read_bytes()[:-8])
-    with pytest.raises(DamagedJob):
-        bundle.bring(bundle.captured)
+    found = bundle.bring(bundle.captured)
+    assert "total" in found and found.unread[0][0] == "big"
     path.unlink()
     with pytest.raises(DamagedJob, match="no results"):
         bundle.bring(bundle.captured)
@@ -92,3 +92,40 @@ def test_results_need_the_manifest_in_another_kernel(bundle: Notebook) -> None:
     bundle.paths.manifest.write_text("{")
     with pytest.raises(DamagedJob, match="manifest"):
         bundle.bring(None)
+
+
+ODD = """
+class Odd:
+    def __init__(self, *parts): self.parts = parts
+    def __reduce__(self): return rebuild, self.parts
+def rebuild(*parts):
+    if "rank" not in globals():
+        raise ValueError("only on a rank")
+    return Odd(*parts)
+"""
+
+
+def test_one_value_that_cannot_be_rebuilt_leaves_the_others(notebook: Notebook) -> None:
+    notebook.cell(f"import numpy as np\n{ODD}\nkept, held = [1], [2]")
+    found = notebook.bring(
+        notebook.send(
+            "globals()['rank'] = 0\nfirst = np.ones(100_000)\nshared = [3]\n"
+            "odd = Odd(shared, np.zeros(100_000))\nafter = [shared]\nlast = np.full(100_000, 7.0)\n"
+            "kept.append('here')\nheld.append(odd)\ndel globals()['rank']"
+        )
+    )
+    assert found["first"].sum() == 100_000 and found["last"].sum() == 700_000
+    assert "odd" not in found and notebook.names["kept"] == [1, "here"]
+    reasons = dict(found.unread)
+    assert reasons["odd"] == "it cannot be rebuilt here: ValueError: only on a rank"
+    if "after" not in found:  # the list was written within ``odd``
+        assert reasons["after"] == "it shares an object with odd, which cannot be rebuilt here"
+    assert notebook.names["held"] == [2]
+    assert any(note.startswith("an object of the notebook is as before the cell") for note in found.notes)
+
+
+def test_no_value_that_can_be_rebuilt_is_an_error(notebook: Notebook) -> None:
+    notebook.cell(ODD)
+    notebook.send("globals()['rank'] = 0\nodd = Odd()\ndel globals()['rank']")
+    with pytest.raises(RankFailed, match="odd of rank 0: it cannot be rebuilt here: ValueError: only on a rank"):
+        notebook.bring(notebook.captured)

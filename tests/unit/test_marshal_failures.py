@@ -28,6 +28,17 @@ def test_an_exception_class_of_the_notebook_is_its_own(notebook: Notebook) -> No
     assert notebook.names["ran"] == []
 
 
+def test_slots_of_an_exception_come_along(notebook: Notebook) -> None:
+    notebook.cell(
+        "class Coded(RuntimeError):\n    __slots__ = ('code', 'unset')\n"
+        "    def __init__(self, code): self.code = code\n    def __str__(self): return f'code {self.code}'"
+    )
+    notebook.send("raise Coded(None)")
+    error = notebook.error()
+    assert type(error) is notebook.names["Coded"]
+    assert str(error) == "code None" and not hasattr(error, "unset")
+
+
 def test_causes_notes_and_contexts_come_along(notebook: Notebook) -> None:
     notebook.send(
         "try:\n    try:\n        {}['k']\n    except KeyError as error:\n        raise ValueError('outer') from error\n"

@@ -20,6 +20,29 @@ ranks, notebook = crossing.ranks, crossing.notebook
             id="dataclass",
         ),
         pytest.param(
+            "with open('/dev/null', 'w', encoding='ascii') as f: pass\nwith open('/dev/zero', 'rb') as g: pass",
+            "assert f.closed and (f.name, f.mode, f.encoding) == ('/dev/null', 'w', 'ascii')\n"
+            "assert g.closed and (g.name, g.mode) == ('/dev/zero', 'rb')\nresult = g",
+            id="closed files",
+        ),
+        pytest.param(
+            "import contextlib\nopen_now = []\n@contextlib.contextmanager\ndef scope(name):\n"
+            "    open_now.append(name)\n    yield\n    open_now.pop()\n@scope('a')\ndef f(): return list(open_now)",
+            "assert f() == f() == ['a']\nresult = f",
+            id="function decorated by a context manager",
+        ),
+        pytest.param(
+            "import argparse\np = argparse.ArgumentParser()\np.add_argument('--lr', default=1)",
+            "assert vars(p.parse_args([])) == {'lr': 1}\np.add_argument('--late', default=argparse.SUPPRESS)\n"
+            "assert vars(p.parse_args([])) == {'lr': 1}\nresult = p",
+            id="argparse",
+        ),
+        pytest.param(
+            "names = {}\nexec('a = 1', names)",
+            "assert names['__builtins__'] is vars(__import__('builtins'))\nexec('b = a', names)\nresult = names",
+            id="namespace of exec",
+        ),
+        pytest.param(
             "import enum\nclass Color(enum.Enum):\n    RED = 1\n    BLUE = 2\n"
             "    def hot(self): return self is Color.RED\n"
             "red = Color.RED",
@@ -283,6 +306,16 @@ def test_every_sort_of_tensor_crosses_twice(notebook: Notebook, make: str) -> No
         assert copy.shape == original.shape
         if original.device.type == "cpu" and "float8" not in make and not original.is_quantized:
             assert bool((copy.to_dense() == original.detach().to_dense()).all())
+
+
+def test_a_gradient_that_would_go_on_into_the_notebook_is_told(notebook: Notebook) -> None:
+    notebook.cell("import torch\nw = torch.ones(2, requires_grad=True)\nfeatures = w * 2\nkept = [features]")
+    (note,) = notebook.capture("features.sum().backward()").notes
+    assert note.startswith("backward() ends at features, computed in an earlier cell")
+    notebook.cell("def step():\n    features.sum().backward()")
+    assert notebook.capture("step()").notes == (note,)
+    assert not notebook.capture("print(features)").notes
+    assert not notebook.capture("(w * 3 + len(kept)).sum().backward()").notes
 
 
 def test_gradients_and_attributes_of_tensors_cross(notebook: Notebook) -> None:

@@ -82,6 +82,21 @@ def test_without_the_steward_the_others_end_by_themselves(nodes: Nodes) -> None:
     assert nodes.said == {"node0": None, "node1": ("node0",), "node2": ("node0",)}
 
 
+def test_the_second_node_is_known_to_the_others_as_soon_as_the_steward_has_heard_it() -> None:
+    nodes = Nodes()
+    try:
+        nodes.go(1.0)
+        nodes.dead = {"node0"}
+        nodes.go(PATIENCE_SECONDS + 2)
+        for name in NAMES[1:]:
+            nodes.all[name].succeed(list(NAMES[1:]), nodes.now)
+        nodes.parts = dict.fromkeys(NAMES, "short")
+        nodes.go(3.0)
+        assert nodes.all["node1"].gathered(NAMES[1:], nodes.now)
+    finally:
+        nodes.close()
+
+
 def test_silence_that_ends_in_time_changes_nothing(nodes: Nodes) -> None:
     for _ in range(5):
         nodes.dead = {"node2"}

@@ -13,8 +13,9 @@ from jupyter_torchdist.planning.again import next_plan, ready
 from jupyter_torchdist.planning.topology import make_plan
 from jupyter_torchdist.protocol import codec
 from jupyter_torchdist.protocol.errors import OptionError
+from jupyter_torchdist.protocol.options.parsing import parse_options
 from jupyter_torchdist.protocol.plan import Died, Inventory, Plan
-from jupyter_torchdist.protocol.spec import JobSpec, Options, parse_options
+from jupyter_torchdist.protocol.spec import JobSpec, Options
 from jupyter_torchdist.protocol.wire.again import continued, in_vain, last_step, left, sizes
 
 GIB = 1024**3

@@ -9,8 +9,9 @@ import pytest
 from jupyter_torchdist.planning.memory import judge, need, replicated, with_checkpointing
 from jupyter_torchdist.planning.topology import make_plan
 from jupyter_torchdist.protocol.memory import ParameterSize, Rehearsed, elements
+from jupyter_torchdist.protocol.options.parsing import parse_options
 from jupyter_torchdist.protocol.plan import Gpu, Inventory, Plan, open_gpu
-from jupyter_torchdist.protocol.spec import JobSpec, parse_options
+from jupyter_torchdist.protocol.spec import JobSpec
 from jupyter_torchdist.protocol.strategy import StrategyPlan
 from jupyter_torchdist.views import plan_tables
 

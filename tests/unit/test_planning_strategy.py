@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from jupyter_torchdist.planning.strategy import plan_strategy
 from jupyter_torchdist.protocol.errors import OptionError
 from jupyter_torchdist.protocol.options.help import help_text
+from jupyter_torchdist.protocol.options.parsing import parse_options
 from jupyter_torchdist.protocol.options.strategy import (
     BY_NAME,
     REFUSED,
@@ -20,7 +21,7 @@ from jupyter_torchdist.protocol.options.strategy import (
     strategy_help,
 )
 from jupyter_torchdist.protocol.plan import Gpu, NodePlan
-from jupyter_torchdist.protocol.spec import options_help, parse_options
+from jupyter_torchdist.protocol.spec import options_help
 from jupyter_torchdist.protocol.strategy import DIMENSIONS, NAMES, StrategyPlan
 from jupyter_torchdist.views.plan_tables import strategy_lines
 
@@ -95,6 +96,8 @@ def test_without_a_strategy_nothing_is_planned() -> None:
         ),
         ("--strategy hsdp", (4, 2), "node0 has 4, node1 has 2", "-O dp_shard=N"),
         ("--strategy tp", (1,), "this job has one", "--ranks 2"),
+        ("--strategy dpp", (2,), "did you mean ddp?", "--strategy NAME"),
+        ("--strategy fdp", (2,), "did you mean fsdp?", "--strategy NAME"),
         ("--strategy fsdp -O cpu_ofload=1", (2,), "fsdp has no option 'cpu_ofload'", "did you mean -O cpu_offload=…?"),
         ("--strategy ddp -O cpu_offload=1", (2,), "an option of fsdp and hsdp, not of ddp", "--strategy fsdp"),
         ("--strategy fsdp -O sharding_strategy=6", (2,), "expected one of FULL_SHARD", "|1-5"),

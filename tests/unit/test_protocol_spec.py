@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from jupyter_torchdist.protocol import codec
 from jupyter_torchdist.protocol.errors import OptionError
+from jupyter_torchdist.protocol.options.parsing import parse_options
 from jupyter_torchdist.protocol.plan import Gpu, Inventory, NodePlan, Plan
-from jupyter_torchdist.protocol.spec import OPTIONS, JobSpec, Options, options_help, parse_options
+from jupyter_torchdist.protocol.spec import OPTIONS, JobSpec, Options, options_help
 from jupyter_torchdist.protocol.strategy import StrategyPlan
 
 FEW = settings(max_examples=50, deadline=None)
@@ -75,7 +76,7 @@ ALL = Options(
     ("line", "words"),
     [
         ("--nodes 4", "--launcher slurm, or write --hosts, with which --nodes 1:4"),
-        ("--hosts a,b --nodes 2", "is for an engine"),
+        ("--hosts a,b --nodes 2", "asks an engine"),
         ("--hosts a,b --nodes 1:2", "add --restarts 3"),
         ("--launcher slurm --nodes 1:2 --restarts 1", "--nodes 1:2 is for --hosts"),
         ("--hosts a,b --nodes 0:2 --restarts 1", "expected a whole number, or MIN:MAX such as 2:4"),

@@ -6,12 +6,14 @@ import base64
 import builtins
 import errno
 import os
+import pickle
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import IPython.display
 import matplotlib
 import pandas
 import pytest
@@ -101,6 +103,35 @@ def test_display_update_and_clear(shown: tuple[Display, Any]) -> None:
     assert found[0]["data"] == {"text/plain": "1"} and found[0]["id"] is None
     assert found[2]["id"] == found[3]["id"] == handle.display_id
     assert found[4]["id"] == "mine" and found[5]["data"] == {"text/plain": "raw"} and found[6]["wait"] is True
+
+
+def test_a_display_shows_itself_or_writes_its_own_text(shown: tuple[Display, Any]) -> None:
+    class Own:
+        def _ipython_display_(self) -> None:
+            display.publish("shown by itself")
+
+    class Fails(Own):
+        def _ipython_display_(self) -> None:
+            raise OSError
+
+        def __repr__(self) -> str:
+            return "Fails()"
+
+    class Pretty:
+        def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+            printer.text("pretty")
+
+    display, lines = shown
+    Frontend(display).display(Own(), Fails(), Pretty(), {"a": ["b" * 40] * 3})
+    texts = [line["data"]["text/plain"] for line in lines()]
+    assert texts[:3] == ["'shown by itself'", "Fails()", "pretty"]
+    assert texts[3].count("\n") == 2
+
+
+def test_a_handle_of_a_rank_is_the_notebooks(shown: tuple[Display, Any]) -> None:
+    handle = pickle.loads(pickle.dumps(Frontend(shown[0]).display(1, display_id="mine")))
+    assert isinstance(handle, IPython.display.DisplayHandle)
+    assert handle.display_id == "mine"
 
 
 def test_what_has_no_json_form_is_left_out(shown: tuple[Display, Any]) -> None:

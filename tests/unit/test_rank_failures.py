@@ -48,6 +48,20 @@ def test_frames_of_the_launching_are_left_out() -> None:
     assert is_ours(str(api.__file__))
 
 
+def test_the_loop_of_a_cell_with_await_is_left_out() -> None:
+    error = failing("import asyncio\nasync def f():\n    await asyncio.sleep(0)\n    1 / 0\nawait f()")
+    assert [frame[:3] for frame in error.frames] == [("Cell In[7]", 6, "<module>"), ("Cell In[7]", 5, "f")]
+    assert "asyncio" not in error.text
+
+
+def test_a_normal_end_says_where() -> None:
+    try:
+        exec(execution.compile_cell("import sys\nsys.exit()", "Cell In[7]", 2), {})
+    except SystemExit as error:
+        assert failures.ended_well(error)
+        assert failures.end_in_words(error).startswith("sys.exit() at Cell In[7], line 3 ended the code")
+
+
 def test_causes_notes_and_groups() -> None:
     error = failing(
         "try:\n    try:\n        {}['k']\n    except KeyError as e:\n        raise ValueError('bad') from e\n"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from jupyter_torchdist.node.shipping.replica import Incoming, continued, prepare, replica, replica_blobs, trust_replica
+from jupyter_torchdist.node.shipping.replica import continued, prepare, replica, replica_blobs, trust_replica
 from jupyter_torchdist.protocol import codec
 from jupyter_torchdist.protocol.bundle import Blob, Manifest
 from jupyter_torchdist.protocol.eventreader import reader_of
@@ -40,56 +40,8 @@ def test_a_node_that_knows_nothing_of_an_earlier_attempt_goes_on_after_it(scratc
     assert not files.out(0).exists()
 
 
-def test_a_blob_in_pieces(scratch: Path) -> None:
-    incoming = Incoming()
-    assert incoming.take(replica_blobs(scratch), DIGEST, 0, DATA[:4000], last=False) is None
-    assert incoming.take(replica_blobs(scratch), DIGEST, 4000, DATA[4000:], last=True) is True
-    blob = replica_blobs(scratch) / DIGEST
-    assert blob.read_bytes() == DATA
-    assert blob.stat().st_mode & 0o777 == 0o600
-    assert list(replica_blobs(scratch).iterdir()) == [blob]
-
-
-def test_a_blob_that_changed_on_its_way(scratch: Path) -> None:
-    incoming = Incoming()
-    assert incoming.take(replica_blobs(scratch), DIGEST, 0, DATA[:-1] + b"!", last=True) is False
-    assert list(replica_blobs(scratch).iterdir()) == []
-    assert incoming.take(replica_blobs(scratch), DIGEST, 0, DATA, last=True) is True
-
-
-def test_two_drivers_send_the_same_blob_at_once(scratch: Path) -> None:
-    one, other = Incoming(), Incoming()
-    one.take(replica_blobs(scratch), DIGEST, 0, DATA[:100], last=False)
-    other.take(replica_blobs(scratch), DIGEST, 0, DATA[:300], last=False)
-    one.take(replica_blobs(scratch), DIGEST, 100, DATA[100:500], last=False)
-    assert other.take(replica_blobs(scratch), DIGEST, 300, DATA[300:], last=True) is True
-    assert one.take(replica_blobs(scratch), DIGEST, 500, DATA[500:], last=True) is True
-    assert (replica_blobs(scratch) / DIGEST).read_bytes() == DATA
-
-
-def test_a_driver_that_is_cut_off_leaves_no_part_behind(scratch: Path) -> None:
-    incoming = Incoming()
-    incoming.take(replica_blobs(scratch), DIGEST, 0, DATA[:100], last=False)
-    assert len(list(replica_blobs(scratch).iterdir())) == 1
-    incoming.close()
-    assert list(replica_blobs(scratch).iterdir()) == []
-
-
-def test_a_driver_that_begins_again(scratch: Path) -> None:
-    incoming = Incoming()
-    incoming.take(replica_blobs(scratch), DIGEST, 0, DATA[:100], last=False)
-    assert incoming.take(replica_blobs(scratch), DIGEST, 0, DATA, last=True) is True
-
-
-def test_a_piece_without_a_beginning(scratch: Path) -> None:
-    with pytest.raises(KeyError):
-        Incoming().take(replica_blobs(scratch), DIGEST, 100, DATA, last=True)
-
-
 @pytest.mark.parametrize("name", ["../../evil", "/etc/passwd", "", ".hidden"])
 def test_no_name_leads_out_of_the_directory(name: str, scratch: Path) -> None:
-    with pytest.raises(ValueError):
-        Incoming().take(replica_blobs(scratch), name, 0, b"x", last=False)
     with pytest.raises(ValueError):
         prepare(scratch, name, {}, [])
     with pytest.raises(ValueError):
@@ -100,14 +52,14 @@ def test_no_name_leads_out_of_the_directory(name: str, scratch: Path) -> None:
 
 
 def test_what_is_here_already_is_not_asked_for(scratch: Path) -> None:
-    Incoming().take(replica_blobs(scratch), DIGEST, 0, DATA, last=True)
+    (replica_blobs(scratch) / DIGEST).write_bytes(DATA)
     assert prepare(scratch, "j", {"spec.json": "{}"}, [DIGEST, "ab" * 32]) == ["ab" * 32]
     assert replica(scratch, "j").spec.read_text() == "{}"
     assert replica(scratch, "j").root.stat().st_mode & 0o777 == 0o700
 
 
 def test_blobs_that_were_hashed_here_are_not_hashed_again(scratch: Path) -> None:
-    Incoming().take(replica_blobs(scratch), DIGEST, 0, DATA, last=True)
+    (replica_blobs(scratch) / DIGEST).write_bytes(DATA)
     blob = Blob(DIGEST, len(DATA))
     manifest = Manifest("j", "3", blob, (blob,), (), (), blob)
     prepare(scratch, "j", {"manifest.json": codec.dumps(manifest.to_json())}, [])

@@ -31,6 +31,7 @@ from jupyter_torchdist.states import (
     Place,
     State,
     base,
+    imports,
     logs,
     numpy_settings,
     plotting,
@@ -39,6 +40,7 @@ from jupyter_torchdist.states import (
     table,
     tables,
     torch_settings,
+    working_directory,
 )
 
 RANK = Place(rank=0)
@@ -227,6 +229,26 @@ def test_a_logger_with_its_handlers_crosses(logger: logging.Logger, monkeypatch:
     assert (logger.level, logger.propagate, logger.handlers[0] is not handler) == (logging.DEBUG, False, True)
 
 
+def test_a_handler_of_a_new_file_comes_back_and_appends(tmp_path: Path) -> None:
+    logger = logging.getLogger("notebooks")
+    logger.addHandler(old := logging.FileHandler(path := tmp_path / "log.txt", mode="w"))
+    assert logs.read(Place())["handlers of notebooks"] == []
+    logger.removeHandler(old)
+    logger.addHandler(made := logging.FileHandler(path, mode="w"))
+    logger.warning("on a rank")
+    state = {"handlers of notebooks": logs.read(RANK)["handlers of notebooks"]}
+    logger.removeHandler(made)
+    made.close()
+    logger.addHandler(old)
+    logs.write(state, Place())
+    logger.warning("here")
+    assert path.read_text() == "on a rank\nhere\n"
+    (found,) = logger.handlers
+    assert isinstance(found, logging.FileHandler) and found.mode == "a"
+    logger.removeHandler(found)
+    found.close()
+
+
 def test_a_handler_that_is_there_stays_the_same_object(logger: logging.Logger) -> None:
     logger.addHandler(handler := logging.StreamHandler(sys.stderr))
     key = f"handlers of {logger.name}"
@@ -374,6 +396,33 @@ def test_tqdm_for_pandas_crosses() -> None:
     del pandas.DataFrame.progress_apply
     tables.write({"tqdm.pandas": {"desc": "rows"}}, RANK)
     assert pandas.DataFrame({"a": [1, 2]}).progress_apply(lambda column: column.sum()).a == 3
+
+
+def test_a_submodule_that_a_cell_imports_is_imported_in_the_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "import os, xml.dom.minidom  # as users write\nimport json.tool as tool\ndef f():\n    import not.there"
+    place = Place((text,), 0)
+    import xml.dom.minidom
+
+    before, now = imports.read(place), imports.read(place)
+    assert set(table.changed(now, before, {})) == {"xml.dom.minidom"}  # a warm rank has it before
+    monkeypatch.delitem(sys.modules, "xml.dom.minidom")
+    monkeypatch.delattr(xml.dom, "minidom")
+    assert states.write_back({"submodules": pickle.loads(pickle.dumps(now))}, Place()) == ()
+    assert xml.dom.minidom.parseString("<a/>")
+    assert imports.read(Place((text,))) == {}
+
+
+def test_a_working_directory_that_a_cell_changes_is_the_notebooks(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert working_directory.read(Place(("x = 1",), 0)) == working_directory.read(Place(("os.chdir('a')",))) == {}
+    state = working_directory.read(Place(("os.chdir('a')",), 0))
+    monkeypatch.chdir("/")
+    assert states.write_back({"working directory": state}, Place()) == ()
+    assert Path.cwd() == tmp_path
+    (note,) = states.write_back({"working directory": {"path": "/not/there"}}, Place())
+    assert note.startswith("working directory could not be set in the notebook: FileNotFoundError")
 
 
 # ------------------------------------------------------------------------------------------------ the table

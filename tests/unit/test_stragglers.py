@@ -119,7 +119,7 @@ def test_a_job_that_failed_is_told_that_its_gpu_did(tmp_path: Path) -> None:
         job.rank(0).prints("CUDA error: uncorrectable ECC error encountered\n", "err")
         job.rank(1).failed(RuntimeError("GPU has fallen off the bus"))
         job.ended("failed", first_failure=1)
-        told = findings.of(job.paths, job.plan, journal.state(job.paths))
+        told = findings.of(job.paths, job.plan, journal.state(job.paths), "failed", 1)
     assert (told[0]["code"], told[0]["rank"]) == ("gpu-off-bus", 1)
     assert "Xid 79" in told[0]["sentence"]
     assert len({(one["code"], one["rank"]) for one in told}) == len(told), "what the log says, too, is said once"

@@ -12,7 +12,7 @@ from jupyter_torchdist.client.submit import prepare
 from jupyter_torchdist.node.shipping.replica import replica, unlink_synced
 from jupyter_torchdist.node.shipping.synced import Synced
 from jupyter_torchdist.protocol.errors import OptionError
-from jupyter_torchdist.protocol.spec import parse_options
+from jupyter_torchdist.protocol.options.parsing import parse_options
 from jupyter_torchdist.protocol.trees import Tree, TreeFile, checked, tree
 
 
@@ -69,7 +69,7 @@ def take_all(synced: Synced, found: Tree) -> list[str]:
     for name in synced.missing():
         file = found.files[int(name.rpartition("-")[2])]
         content = Path(found.path, file.name).read_bytes()
-        assert synced.take(name, 0, content[:1], False) is None
+        assert synced.take(name, 0, content[:1], False) is False
         assert synced.take(name, 1, content[1:], True) is True
         names.append(file.name)
     return sorted(names)
@@ -91,6 +91,35 @@ def test_a_node_without_the_notebooks_directory(data: Path, tmp_path: Path) -> N
     part.take(part.missing()[0], 0, b"x", False)
     part.close()
     assert sorted(path.name for path in (following.work / "data").iterdir()) == ["a", "deep"]
+
+
+def test_a_large_file_that_was_cut_off(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jupyter_torchdist.node.shipping.synced.LARGE", 2)
+    scratch, there = tmp_path / "scratch", tmp_path / "there"
+    paths = replica(scratch, "job")
+
+    def begun(content: str) -> Synced:
+        (data / "a").write_text(content)
+        return Synced(scratch, paths, [Tree(str(there), "", tree(str(data), str(data.parent)).files)], "/not/there")
+
+    synced = begun("0123456789")
+    [name] = [name for name in synced.missing() if name.endswith("-0")]
+    assert synced.parts() == {}
+    synced.take(name, 0, b"0123", False)
+    synced.close()
+    (there / ".a.old-copy").write_text("the user's")
+    again = begun("0123456789")
+    assert again.parts() == {}, "the file was written again: it has another time"
+    assert [path.name for path in there.iterdir()] == [".a.old-copy"]
+    (there / ".a.old-copy").unlink()
+    again.take(name, 0, b"0123", False)
+    again.close()
+    found = tree(str(data), str(data.parent))
+    third = Synced(scratch, paths, [Tree(str(there), "", found.files)], "/not/there")
+    assert third.parts() == {name: 4}
+    assert third.take(name, 4, b"456789", True) is True
+    assert (there / "a").read_text() == "0123456789"
+    assert [path.name for path in there.iterdir()] == ["a"]
 
 
 def test_a_node_that_has_the_directory(data: Path, tmp_path: Path) -> None:

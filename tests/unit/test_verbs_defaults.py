@@ -53,6 +53,22 @@ def test_the_cell_wins_over_files(project: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("launcher = 'slurm'\n[option]\npartition = 'gpu'", "--nodes 2 --ranks 2"),
+        ("hosts = ['a', 'b', 'c']", "--nodes 2:3 --restarts 1"),
+        ("restarts = 3", "--hosts a,b,c --nodes 2:3"),
+    ],
+)
+def test_the_cell_and_a_file_fit_together(project: Path, text: str, line: str) -> None:
+    write(project / "torchdist.toml", text)
+    assert defaults.options(line, project).nodes in (2, 3)
+    write(project / "torchdist.toml", "ranks = 2")
+    with pytest.raises(OptionError, match="--nodes"):
+        defaults.options(line, project)
+
+
+@pytest.mark.parametrize(
     ("text", "message", "hint"),
     [
         ("rank = 2", "there is no option 'rank'", "did you mean ranks?"),

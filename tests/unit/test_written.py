@@ -7,9 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from jupyter_torchdist.driver.copies import Copies
+from jupyter_torchdist.driver.crossing import Arriving
 from jupyter_torchdist.node.shipping import replica as module
 from jupyter_torchdist.node.shipping.replica import written
 from jupyter_torchdist.protocol.hosts import bytes_of, parse_setting
+from jupyter_torchdist.protocol.paths import JobPaths
+from jupyter_torchdist.protocol.plan import NodePlan
 
 
 def fill(work: Path) -> None:
@@ -17,6 +21,14 @@ def fill(work: Path) -> None:
     (work / "deep" / "er" / "small.txt").write_text("12")
     (work / "large.bin").write_bytes(bytes(5000))
     (work / "empty").touch()
+
+
+def test_files_that_came_are_told_with_the_name_that_an_engine_gave_the_node_since(tmp_path: Path) -> None:
+    paths = JobPaths(tmp_path / "jobs" / "j")
+    (paths.work / "node0").mkdir(parents=True)
+    (paths.work / "node0" / "made.txt").touch()
+    copies = Copies(paths, NodePlan("node0", (0,)), Arriving(paths, wanted=False))
+    assert copies.of_the_cell("gpu7") == f"files that the cell wrote on gpu7 are in {paths.work / 'node0'}: made.txt"
 
 
 def test_small_files_go_first_up_to_the_limit(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ NEEDED = ("sinfo", "sbatch", "srun", "squeue", "scancel", "scontrol")
 PATIENCE = 30.0
 """Seconds that a command may take; Slurm's own patience with its controller is 10 s for each try."""
 
-LOOK = "look with `sinfo` and `squeue` in a terminal"
+LOOK = "look with `sinfo` and `squeue` in a terminal; -O login=HOST gives Slurm's commands on another machine"
 
 MARK = "\ntorchdist: here Slurm begins\n"
 """What a login prints stands before it."""

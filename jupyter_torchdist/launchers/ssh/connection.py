@@ -16,6 +16,9 @@ from ..booted import ProcessChannel
 PERSIST_SECONDS = 60
 """How long the shared connection to a host stays open after its last use."""
 
+CIPHER = "aes128-gcm@openssh.com"
+"""It needs a fifth of the processor time of ssh's own first choice where the processor has AES instructions."""
+
 _FATAL = {
     "host key verification failed": "run `ssh {host}` once in a terminal, and accept its key",
     "permission denied": "ssh must log in without a question: `ssh-add` your key, or open a connection in a terminal "
@@ -65,6 +68,8 @@ def ssh_words(host: str) -> list[str]:
     shared = shared_connection(host)
     if shared.ours:
         settings |= {"ControlMaster": "auto", "ControlPath": shared.path, "ControlPersist": str(PERSIST_SECONDS)}
+        if shared.ciphers:
+            settings["Ciphers"] = shared.ciphers
     options = [word for name, value in settings.items() for word in ("-o", f"{name}={value}")]
     return ["ssh", "-T", *options, "--", host]
 
@@ -76,14 +81,15 @@ class SharedConnection:
     path: str
     directory: Path
     """Ours, for sockets: private, and with a short path."""
+    ciphers: str = ""
+    """Asked for, in this order; empty leaves the choice to the user's configuration."""
     ours: bool = True
 
 
 @lru_cache(maxsize=1024)
 def shared_connection(host: str) -> SharedConnection:
     """That of the user's configuration, else our own."""
-    said = subprocess.run(["ssh", "-G", "--", host], capture_output=True, text=True, check=False).stdout
-    chosen = dict(line.split(" ", 1) for line in said.splitlines() if " " in line)
+    chosen = _configuration("--", host)
     name = "ssh-" + hashlib.sha256(f"{host} {chosen.get('hostname')} {chosen.get('user')}".encode()).hexdigest()[:12]
     directory = runtime_dir()
     if len(str(directory / name)) > 80:  # ssh adds 17 characters; a socket's path has at most 103 on macOS
@@ -91,4 +97,18 @@ def shared_connection(host: str) -> SharedConnection:
     make_private(directory)
     if chosen.get("controlmaster", "false") not in ("false", "no") and chosen.get("controlpath", "none") != "none":
         return SharedConnection(chosen["controlpath"], directory, ours=False)
-    return SharedConnection(str(directory / name), directory)
+    return SharedConnection(str(directory / name), directory, _ciphers(chosen.get("ciphers", "")))
+
+
+def _configuration(*words: str) -> dict[str, str]:
+    """What ssh would use."""
+    said = subprocess.run(["ssh", "-G", *words], capture_output=True, text=True, check=False).stdout
+    return dict(line.split(" ", 1) for line in said.splitlines() if " " in line)
+
+
+def _ciphers(chosen: str) -> str:
+    """``CIPHER`` first, if ``chosen`` is ssh's own list."""
+    rest = chosen.split(",")
+    if CIPHER not in rest or chosen != _configuration("-F", "none", "--", "host").get("ciphers"):
+        return ""
+    return ",".join([CIPHER, *(one for one in rest if one != CIPHER)])

@@ -16,7 +16,7 @@ from ...protocol.hosts import Host, hosts_of
 from ...protocol.plan import Inventory, NodePlan
 from ...protocol.process import ProcessId
 from ...protocol.spec import Options
-from ...protocol.wire import messages
+from ...protocol.wire import messages, reports
 from ...protocol.wire.channel import Channel
 from ..base import ChannelPerNode
 from .connection import SshChannel
@@ -62,7 +62,7 @@ class Asked:
 
     def __init__(self, host: Host, verb: str, questions: Sequence[dict[str, Any]]) -> None:
         self.host = host
-        self.said: messages.Welcome | messages.Removed | messages.Examined | messages.Copied | None = None
+        self.said: messages.Welcome | reports.Removed | reports.Examined | messages.Copied | None = None
         self.error: LaunchError | ChannelError | None = None
         self.clock = 0.0
         """How many seconds its clock is ahead of ours, less the way of the answer."""
@@ -120,7 +120,7 @@ class Asked:
         try:
             for message, _ in self.channel.receive():
                 said = messages.understood(messages.AGENT_SAYS, message)
-                if isinstance(said, (messages.Welcome, messages.Removed, messages.Examined, messages.Copied)):
+                if isinstance(said, (messages.Welcome, reports.Removed, reports.Examined, messages.Copied)):
                     self.said = said
                 if isinstance(said, messages.Welcome):
                     self.clock = said.clock - time.time()

@@ -19,7 +19,7 @@ from ...protocol.wire import messages
 from ...protocol.wire.channel import Channel
 from .environments import Environment
 from .keeping import kept, sweep, use
-from .replica import Incoming, prepare, replica_blobs, replica_paths
+from .replica import prepare, replica_blobs, replica_paths
 from .synced import Synced
 from .tail import Shipment
 
@@ -35,7 +35,10 @@ class Peer:
     """The number of its machine, as in ``Plan``."""
     shipments: dict[str, Shipment] = field(default_factory=dict)
     heard: float = field(default_factory=time.monotonic)
-    incoming: Incoming = field(default_factory=Incoming)
+    asked: frozenset[str] = frozenset()
+    """Blobs that were missing."""
+    awaited: set[str] = field(default_factory=set)
+    """Of these, those that are not there."""
     synced: Synced | None = None
     environment: Environment | None = None
     """Of the job's ranks, with ``--env-sync``."""
@@ -55,16 +58,8 @@ class Peer:
             self.environment.use(replica_paths(self.scratch, said.job).root)
         for digest in set(blobs).difference(missing):
             use(replica_blobs(self.scratch) / safe_name(digest))
-        if self.synced:
-            self.synced.close()
         self.synced = Synced(self.scratch, replica_paths(self.scratch, said.job), said.trees, said.cwd)
         return missing + self.synced.missing()
-
-    def close(self) -> None:
-        """Remove what has come only in part."""
-        self.incoming.close()
-        if self.synced:
-            self.synced.close()
 
     def give_up(self, job: str) -> None:
         """Another driver has the job now."""

@@ -6,14 +6,12 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import shutil
 import stat
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from ...protocol import codec
 from ...protocol.bundle import Manifest
@@ -114,43 +112,6 @@ def _have(blob: Path, original: Path) -> bool:
     except OSError:
         return False
     return True
-
-
-@dataclass
-class Incoming:
-    """Blobs that one driver is sending. Another driver may be sending the same blobs."""
-
-    parts: dict[str, tuple[Path, Any]] = field(default_factory=dict)
-    """By digest: the unfinished file, and the running SHA-256 of its content."""
-
-    def take(self, blobs: Path, digest: str, offset: int, data: bytes, last: bool) -> bool | None:
-        """Append ``data``. After the last piece, returns whether the content matches the digest; else None."""
-        if offset == 0:
-            self._discard(digest)
-            part = blobs / f".{safe_name(digest)}.{os.getpid()}-{id(self)}"
-            self.parts[digest] = part, hashlib.sha256()
-        part, digester = self.parts[digest]
-        try:
-            with open(part, "ab", opener=_private) as file:
-                file.write(data)
-        except OSError as error:  # of a write, it has no name
-            raise OSError(error.errno, error.strerror, str(part)) from None
-        digester.update(data)
-        if not last:
-            return None
-        right: bool = digester.hexdigest() == digest
-        if right:
-            part.rename(part.parent / digest)
-        self._discard(digest)
-        return right
-
-    def _discard(self, digest: str) -> None:
-        if digest in self.parts:
-            self.parts.pop(digest)[0].unlink(missing_ok=True)
-
-    def close(self) -> None:
-        for digest in list(self.parts):
-            self._discard(digest)
 
 
 def trust_replica(paths: JobPaths, blobs: Path) -> None:

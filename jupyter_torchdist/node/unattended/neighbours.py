@@ -183,6 +183,8 @@ class Neighbours:
             return
         other.heard, other.part, self._second = now, beat.part, beat.second or self._second
         if self.leads:
+            if other.address is None:
+                self._beat_at = 0.0  # at once, so that all know where the second node hears them before this one dies
             other.address = source
         if beat.driver:
             self._attended = now

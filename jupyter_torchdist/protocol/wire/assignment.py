@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
+from .. import codec
 from ..paths import JobPaths, NodePaths
 from ..plan import NodePlan, Plan
 from ..process import job_token
 from ..strategy import StrategyPlan
 from ..typed import Record
 from ..world import World
+
+_NONE, _NOWHERE = Plan("", 0, "", (), False, None, None, 0.0), World({}, "", (), 0, {}, "")
 
 
 @dataclass(frozen=True)
@@ -30,6 +34,17 @@ class Assignment(Record):
     """(address, port) of the first node's store; None on the first node, which opens it."""
     left: dict[str, StrategyPlan] = field(default_factory=dict)
     """For hosts that go on without others, by ``again.sizes``: their strategy."""
+
+    def order(self) -> dict[str, Any]:
+        """The fields by name without the plan, which goes beside them: it is long, and the same for all nodes."""
+        short = replace(self, plan=_NONE, world=_NOWHERE).to_json()
+        del short["plan"]
+        return {**short, "world": self.world.fields}
+
+    @staticmethod
+    def of(order: dict[str, Any], plan: bytes) -> Assignment:
+        """From ``order`` and ``Plan.text``. Raises ``ValueError``."""
+        return Assignment.from_json({**order, "plan": codec.loads(plan)})
 
     @property
     def job_paths(self) -> JobPaths:

@@ -47,13 +47,13 @@ class Beat(Record):
 def sealed(beat: Beat, secret: str) -> bytes:
     """The datagram."""
     text = codec.dumps(beat.to_json()).encode("ascii")
-    return _seal(text, secret) + text
+    return seal(text, secret) + text
 
 
 def opened(datagram: bytes, secret: str) -> Beat:
     """Raises ``ChannelError`` for what is no beat, or was made without the secret."""
-    seal, text = datagram[:_SIZE], datagram[_SIZE:]
-    if not hmac.compare_digest(seal, _seal(text, secret)):
+    came, text = datagram[:_SIZE], datagram[_SIZE:]
+    if not hmac.compare_digest(came, seal(text, secret)):
         raise ChannelError("a datagram of somebody who does not know the job's secret")
     try:
         return Beat.from_json(codec.loads(text))
@@ -61,5 +61,6 @@ def opened(datagram: bytes, secret: str) -> Beat:
         raise ChannelError("a datagram that is no beat") from error
 
 
-def _seal(text: bytes, secret: str) -> bytes:
+def seal(text: bytes, secret: str) -> bytes:
+    """What only somebody with the secret can make of the text."""
     return hmac.digest(secret.encode("ascii"), text, "sha256")

@@ -52,8 +52,9 @@ class Decoder:
             end = _HEAD.size + header_length + body_length
             if len(self._buffer) < end:
                 return
-            text = bytes(self._buffer[_HEAD.size : _HEAD.size + header_length])
-            body = bytes(self._buffer[_HEAD.size + header_length : end])
+            with memoryview(self._buffer) as view:
+                text = bytes(view[_HEAD.size : _HEAD.size + header_length])
+                body = bytes(view[_HEAD.size + header_length : end])
             del self._buffer[:end]
             try:
                 header = codec.loads(text)

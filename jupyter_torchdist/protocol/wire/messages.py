@@ -14,7 +14,7 @@ from ..plan import Kept
 from ..process import ProcessId
 from ..trees import Tree
 from ..typed import Malformed, Record
-from .assignment import Assignment
+from .reports import Examined, Removed
 
 Files = dict[str, str]
 Offsets = dict[str, int]
@@ -80,6 +80,10 @@ class Prepare(Record):
     attempt: int = 1
     wheels: Files = field(default_factory=dict)
     """With ``--env-sync``: the digests of wheels, by file name. They come as blobs do."""
+    secret: str = ""
+    """By which other nodes fetch blobs from this one; empty: none of them does."""
+    address: str = ""
+    """At which they do; empty: the node chooses."""
 
 
 @dataclass(frozen=True)
@@ -92,10 +96,23 @@ class BlobPiece(Record):
 
 
 @dataclass(frozen=True)
-class Start(Record):
-    """Start the node's part. ``offsets`` are bytes of files that are here."""
+class Fetch(Record):
+    """Get blobs, with their whole sizes, from another node, which has them or gets them, too."""
 
-    assignment: Assignment
+    job: str
+    blobs: dict[str, int]
+    address: str
+    port: int
+    secret: str
+
+
+@dataclass(frozen=True)
+class Start(Record):
+    """Start the node's part. ``offsets`` are bytes of files that are here. The frame's body is ``Plan.text``."""
+
+    job: str
+    order: dict[str, Any]
+    """Of ``Assignment``."""
     shared: bool
     offsets: Offsets = field(default_factory=dict)
 
@@ -189,6 +206,7 @@ DRIVER_SAYS: dict[str, type[Record]] = {
     "warm": Warm,
     "prepare": Prepare,
     "blob": BlobPiece,
+    "fetch": Fetch,
     "start": Start,
     "follow": Follow,
     "signal": Signal,
@@ -228,50 +246,25 @@ class Welcome(Record):
 
 
 @dataclass(frozen=True)
-class Removed(Record):
-    """From ``node/removal.py``. With ``jobs``, which run on the node, nothing was removed."""
-
-    jobs: tuple[str, ...]
-    warm: int = 0
-    """Warm processes that were ended."""
-    paths: tuple[str, ...] = ()
-    kept: tuple[str, ...] = ()
-    """What is left: directories with files that cells wrote."""
-
-
-@dataclass(frozen=True)
-class Examined(Record):
-    """From ``node/examine.py``. Sizes in bytes; an empty text or 0 is what the node does not have or does not tell."""
-
-    name: str
-    """What the node calls itself."""
-    resolves: tuple[str, ...]
-    """Addresses of this name, as the node resolves it."""
-    interface: str
-    """Over which ssh came."""
-    mtu: int
-    speed: int
-    """Of the interface, in Mbit/s."""
-    cuda: str
-    """That torch was built with."""
-    nccl: str
-    driver: str
-    """The GPUs' driver."""
-    peer_memory: bool
-    """Whether the module nvidia_peermem is loaded."""
-    acs: int
-    """PCI bridges that send traffic between GPUs through the root; -1 where only root can see that."""
-    holders: tuple[str, ...]
-    """Processes that hold memory of GPUs: of whom, which."""
-
-
-@dataclass(frozen=True)
 class Missing(Record):
-    """Blobs that the node lacks. ``built``: the environment of the job's wheels is there."""
+    """What the node lacks. ``built``: the environment of the job's wheels is there."""
 
     job: str
     blobs: tuple[str, ...]
     built: bool = False
+    have: Offsets = field(default_factory=dict)
+    """Of those of which a part is here, how many bytes."""
+    place: tuple[str, int] | None = None
+    """Address and port at which other nodes fetch blobs; None: they cannot."""
+
+
+@dataclass(frozen=True)
+class Fetched(Record):
+    """So many more bytes have come from the other node. ``left``: what does not come, with the bytes that are here."""
+
+    job: str
+    size: int
+    left: Offsets = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -367,6 +360,7 @@ AGENT_SAYS: dict[str, type[Record]] = {
     "removed": Removed,
     "examined": Examined,
     "missing": Missing,
+    "fetched": Fetched,
     "stored": Stored,
     "built": Built,
     "grown": Grown,

@@ -17,9 +17,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ...marshal import rebuild
 from ...protocol import codec
 from ...protocol.feed import DISPLAY_LIMIT
-from .mimebundle import TEXT_LIMIT, mimebundle
+from .mimebundle import TEXT_LIMIT, mimebundle, shows_itself
 
 PLAIN = "text/plain"
 
@@ -48,6 +49,8 @@ class Display:
 
     def publish(self, value: Any, kind: str = "display", ident: str | None = None) -> None:
         """Show ``value`` in its current state."""
+        if kind == "display" and shows_itself(value):
+            return
         data, metadata = mimebundle(value)
         self.write(kind, data, metadata, ident)
         if kind == "result":
@@ -142,6 +145,9 @@ class DisplayHandle:
     def __init__(self, publisher: Display, display_id: str) -> None:
         self._publisher = publisher
         self.display_id = display_id
+
+    def __reduce__(self) -> Any:
+        return rebuild.display_handle, (self.display_id,)
 
     def display(self, value: Any, **_: Any) -> None:
         self._publisher.publish(value, "display", self.display_id)

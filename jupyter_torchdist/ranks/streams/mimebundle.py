@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import importlib
 import io
 import sys
 from collections.abc import Callable, Mapping
@@ -10,6 +11,8 @@ from typing import Any
 
 TEXT_LIMIT = 10_000
 """Largest number of characters of a plain ``repr``."""
+LINE = 79
+"""Characters of a line, as in IPython."""
 
 _METHODS = {
     "_repr_html_": "text/html",
@@ -44,15 +47,25 @@ def mimebundle(value: Any) -> Bundle:
 
 
 def plain(value: Any) -> str:
-    """``repr`` with a bounded length. If ``repr`` raises, a text that names the error."""
+    """``repr`` or IPython's text, with a bounded length. If ``repr`` raises, a text that names the error."""
     try:
-        text = repr(value)
+        text = _attempt(lambda: _pretty(value)) or repr(value)
     except Exception as error:  # noqa: BLE001  # the user's __repr__
         text = f"<{type(value).__name__} whose repr raised {type(error).__name__}>"
     if len(text) > TEXT_LIMIT:
         half = TEXT_LIMIT // 2
         text = f"{text[:half]}\n… {len(text) - TEXT_LIMIT} characters left out …\n{text[-half:]}"
     return text
+
+
+def _pretty(value: Any) -> str | None:
+    """IPython's text where it differs from ``repr``: a long container, a class that writes its own."""
+    is_container = isinstance(value, (dict, list, tuple, set, frozenset))
+    long = is_container and (len(value) > LINE or len(repr(value)) > LINE)
+    if not long and not hasattr(value, "_repr_pretty_"):
+        return None
+    pretty = importlib.import_module("IPython.lib.pretty")  # a node may lack it
+    return str(pretty.pretty(value))
 
 
 def png_of(figure: Any) -> bytes:
@@ -65,6 +78,15 @@ def png_of(figure: Any) -> bytes:
 def _is_figure(value: Any) -> bool:
     module = sys.modules.get("matplotlib.figure")
     return module is not None and isinstance(value, module.Figure)
+
+
+def shows_itself(value: Any) -> bool:
+    """Whether the object has shown itself by its own ``_ipython_display_``."""
+    function = None if isinstance(value, type) else getattr(value, "_ipython_display_", None)
+    try:
+        return callable(function) and (function(), True)[1]
+    except Exception:  # noqa: BLE001  # the user's own code; then its other representations are shown
+        return False
 
 
 def _call(value: Any, method: str) -> Any:

@@ -57,6 +57,8 @@ class Recording:
         self._rank = rank
         self._last = b""
         """The dump with which the rank's code has ended: nothing is new after it."""
+        self._ended = ("", "")
+        """``end`` and ``place`` of ``write`` once the rank's code has ended."""
         self._lock = threading.Lock()
 
     def listen(self, requests: Path, heard: Callable[[], None]) -> None:
@@ -82,16 +84,17 @@ class Recording:
                     os.close(stacks)
                 self.write()
 
-    def write(self, end: str = "", place: str | None = None) -> None:
-        """``end``: ``done`` or ``failed`` once the rank's code has ended. Never raises.
+    def write(self, end: str = "", place: str = "") -> None:
+        """``end``: ``done`` or ``failed`` once the rank's code has ended, at ``place``. Never raises.
 
-        ``place``: the user's line, ``Cell In[3], line 6``; by default where the main thread is.
+        ``place``: the user's line, ``Cell In[3], line 6``. A thread that is already writing tells of the end, too.
         """
+        if end:
+            self._ended = end, place
         if not self._lock.acquire(timeout=PATIENCE):
             return
         try:
-            line = self._last or self._line(end, innermost(places_of_main()) if place is None else place)
-            self._last = line if end else self._last
+            line = self._last or self._line()
             fd = os.open(self._file, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
                 os.write(fd, line)
@@ -102,10 +105,14 @@ class Recording:
         finally:
             self._lock.release()
 
-    def _line(self, end: str, place: str) -> bytes:
+    def _line(self) -> bytes:
         recorders = [_shortened(dump) for dump in flight.dumps()]
+        end, place = self._ended
+        place = place if end else innermost(places_of_main())
         told = {"rank": self._rank, "t": time.time(), "end": end, "place": place, "groups": flight.groups()}
-        return (codec.dumps({**told, "recorders": recorders}) + "\n").encode("ascii")
+        line = (codec.dumps({**told, "recorders": recorders}) + "\n").encode("ascii")
+        self._last = line if end else b""
+        return line
 
 
 def _watches(events: bytes) -> set[int]:

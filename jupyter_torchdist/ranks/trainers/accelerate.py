@@ -17,7 +17,6 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 import torch.distributed as dist
-from torch.distributed.fsdp import FSDPModule
 
 from ...protocol.options.strategy import chosen
 from ...protocol.strategy import StrategyPlan
@@ -76,6 +75,13 @@ def state_here(mixed_precision: str, dynamo_plugin: Any, fsdp_plugin: Any = None
     return kind(precision, dynamo_plugin=dynamo_plugin, fsdp_plugin=fsdp_plugin, _from_accelerator=True)
 
 
+def forget_settings() -> None:
+    """Let the next Accelerator choose its precision: the one that is there came along from another process."""
+    state = importlib.import_module("accelerate.state")
+    if state.AcceleratorState._shared_state.get("distributed_type") != state.DistributedType.FSDP:  # begun here
+        state.AcceleratorState._reset_state()
+
+
 def _accelerator(rank: TrainerRank, module: ModuleType) -> None:
     prepared_alone: weakref.WeakSet[Any] = weakref.WeakSet()
     made: list[weakref.ref[Any]] = []
@@ -122,7 +128,10 @@ def _accelerator(rank: TrainerRank, module: ModuleType) -> None:
 
 def _make_whole(accelerator: Any) -> None:
     """What FSDP2 has sharded, as a notebook can use it: whole and plain on rank 0. All ranks must call it."""
-    models = [model for model in accelerator._models if any(isinstance(part, FSDPModule) for part in model.modules())]
+    fsdp = sys.modules.get("torch.distributed.fsdp")  # its import takes most of a second
+    if fsdp is None:
+        return
+    models = [model for model in accelerator._models if any(isinstance(m, fsdp.FSDPModule) for m in model.modules())]
     if not models or not dist.is_initialized():
         return
     from ...strategies.parallel.restore import restore, restore_optimizer

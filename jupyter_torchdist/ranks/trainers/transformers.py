@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from ..afterimport import Change
-from .accelerate import tell_strategy
+from .accelerate import forget_settings, tell_strategy
 from .base import TrainerRank, meet_strangers, wrap
 
 
@@ -73,8 +73,10 @@ def _trainer(rank: TrainerRank, module: ModuleType) -> None:
         given = self.args.mixed_precision
         if given == "no":  # else it stands in the arguments
             self.args.mixed_precision = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
-        original(self)
-        self.args.mixed_precision = given
+        try:
+            original(self)
+        finally:
+            self.args.mixed_precision = given
 
     wrap(module.Trainer, "log", log)
     wrap(module.Trainer, "create_accelerator_and_postprocess", accelerate)
@@ -86,6 +88,7 @@ def _set_up_again(trainer: Any, module: ModuleType) -> None:
     for name in ("optimizer", "lr_scheduler"):  # without accelerate's wrapper, which belongs to the other process
         found = getattr(trainer, name)
         setattr(trainer, name, getattr(found, "optimizer" if name == "optimizer" else "scheduler", found))
+    forget_settings()
     trainer.create_accelerator_and_postprocess()
     trainer.model_wrapped = trainer.model
     trainer.state.is_local_process_zero = trainer.is_local_process_zero()

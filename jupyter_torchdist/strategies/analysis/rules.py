@@ -165,7 +165,7 @@ def plain(kind: Rows) -> Rows:
 def refuse_totals(name: str, *kinds: Kind) -> None:
     for kind in kinds:
         if isinstance(kind, Total):
-            raise MixesError(f"{name} of a {kind.name} is not the {kind.name.split()[0]} of {name}")
+            raise MixesError(f"of a {kind.name} is not the {kind.name.split()[0]} of {name}")
 
 
 def wrapped(dim: int, ndim: int) -> int:

@@ -35,10 +35,10 @@ def meta() -> Iterator[None]:
 
     Then they get their usual initial values, shard by shard; or the values that rank 0 has loaded in the meantime
     (``model.load_state_dict(…, assign=True)``). The random numbers of initialization are drawn only then.
-    In a process without a job, it has no effect.
+    It has no effect in a process without a job, nor in a job of one rank.
     """
     global asked_for
-    if rank_context.current is None:
+    if rank_context.current is None or rank_context.current.alone:
         asked_for = True
         yield
         return

@@ -15,7 +15,7 @@ from ...usercode.frames import is_users
 from .context import ParallelContext
 from .patches import Patches
 
-_ON_BEHALF = ("pathlib", "pandas.", "numpy.")
+_ON_BEHALF = ("pathlib", "pandas.", "numpy.", "logging")
 """Libraries that open a file for the user who calls them."""
 
 

@@ -85,6 +85,11 @@ class RankContext:
         """Whether the job has a strategy; without one all ranks are data ranks."""
         return self._plan.name != "none"
 
+    @property
+    def alone(self) -> bool:
+        """Whether the job has one rank."""
+        return int(os.environ["WORLD_SIZE"]) == 1
+
     @cached_property
     def context(self) -> ParallelContext:
         """The context of the requested strategy, or of ``ddp`` by default. The first access is collective."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -59,6 +59,21 @@ class OwnStream:
         if drew:
             OwnStream.drew = True
             torch.rand(())
+
+
+class Noise:
+    """Called after each step: says once that the model draws random numbers."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say, self._said = say, False
+
+    def __call__(self, *_: object) -> None:
+        if OwnStream.drew and not self._said:
+            self._said = True
+            self._say(
+                "the model draws random numbers (dropout, noise): each rank draws its own, so the losses are not those "
+                "of one device"
+            )
 
 
 @contextmanager

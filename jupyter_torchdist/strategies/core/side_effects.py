@@ -1,7 +1,7 @@
-"""Finds and undoes the side effects of a trial forward: notes in lists, dicts and sets of the cell.
+"""Finds and undoes the side effects of a trial forward: notes in lists, dicts, sets, classes and functions of the cell.
 
-The containers are those reachable from names of the cell and from attributes and hooks of the model. The notes of a
-forward are also compared: a number computed from some samples only differs between ranks, and only its value shows it.
+They are those reachable from names of the cell and from attributes and hooks of the model. The notes of a forward are
+also compared: a number computed from some samples only differs between ranks, and only its value shows it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import itertools
 import math
 import sys
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, MutableMapping
 from dataclasses import dataclass
 from types import CellType, FunctionType, MethodType
 from typing import Any
@@ -59,12 +59,14 @@ class Belongings:
         self._only = only
         seen: set[int] = {id(self._main)}
         for path, part, attributes, _ in self._parts:
+            for kind in type(part).__mro__:
+                self._walk(kind.__name__, kind, seen)
             for name, value in attributes.items():
                 if name.endswith("_hooks"):
                     self._registries.add(id(value))
                     self._walk(f"a hook of {path or type(part).__name__}", value, seen)
                 elif name not in ("_parameters", "_buffers", "_modules"):
-                    self._walk(_joined(path, name), value, seen)
+                    self._walk(joined(path, name), value, seen)
         for name, value in self._names.items():
             if not name.startswith("_"):
                 self._walk(name, value, seen)
@@ -88,7 +90,9 @@ class Belongings:
                 inner = one.values()
             elif isinstance(one, tuple):
                 inner = one
-            elif (inside := _inside(one)) is not None:
+            elif (inside := referred(one)) is not None:
+                if isinstance(one, (type, CellType)):
+                    self._found.append((where, kept := Kept(one), dict(kept)))
                 inner = inside
             else:
                 continue
@@ -103,7 +107,7 @@ class Belongings:
         for where, container, before in self._found:
             if id(container) in self._registries:  # hooks registered by the forward (Hugging Face) are not notes
                 continue
-            if isinstance(container, dict):
+            if isinstance(container, _MAPPINGS):
                 added: Any = {key: one for key, one in container.items() if before.get(key, self) is not one}
             else:
                 now = list(container)
@@ -126,7 +130,7 @@ class Belongings:
         """The attributes of the model that have changed."""
         for path, part, before, _ in self._parts:
             for name, value in list(part.__dict__.items()):
-                where = _joined(path, name)
+                where = joined(path, name)
                 if (
                     before.get(name, self) is not value
                     and name != "training"
@@ -143,7 +147,7 @@ class Belongings:
         for where, container, before in self._found:
             if id(container) in self._registries or isinstance(container, set):
                 continue
-            if isinstance(container, dict):
+            if isinstance(container, _MAPPINGS):
                 changed = [(key, one) for key, one in container.items() if before.get(key, self) is not one]
             else:
                 now = list(container)
@@ -151,7 +155,7 @@ class Belongings:
                     continue
                 known = set(map(id, before))
                 changed = [(place, one) for place, one in enumerate(now) if id(one) not in known]
-            found += [Left(where, one, functools.partial(container.__setitem__, key)) for key, one in changed]
+            found += [Left(where, one, functools.partial(_put, container, key)) for key, one in changed]
         for name, one in self._main.items():
             asked = self._only is None or name in self._only
             if asked and not name.startswith("_") and self._names.get(name, self) is not one:
@@ -166,7 +170,9 @@ class Belongings:
             part._buffers.clear()
             part._buffers.update(table)
         for _, container, before in self._found:
-            if isinstance(container, dict):
+            if isinstance(container, Kept):
+                _give_back(container, before)
+            elif isinstance(container, dict):
                 if len(container) != len(before) or any(
                     before.get(key, self) is not one for key, one in container.items()
                 ):
@@ -175,45 +181,99 @@ class Belongings:
             elif len(container) != len(before) or _differ(list(container), before):
                 container.clear()
                 container.update(before) if isinstance(container, set) else container.extend(before)
-        new = [name for name in self._main if name not in self._names]
-        for name in new:
-            if not name.startswith("__"):  # torch.compile needs the names that it adds
-                del self._main[name]
-        for name, value in self._names.items():
-            if self._main.get(name, self) is not value:
-                self._main[name] = value
+        _give_back(self._main, self._names)
 
 
-def _joined(path: str, name: str) -> str:
+class Kept(MutableMapping[str, Any]):
+    """The attributes of a class, or the variable of a closure that a cell holds."""
+
+    def __init__(self, owner: type | CellType) -> None:
+        self._owner = owner
+
+    def _names(self) -> dict[str, Any]:
+        if isinstance(self._owner, type):
+            return {name: value for name, value in vars(self._owner).items() if not name.startswith("__")}
+        return dict.fromkeys(["cell_contents"], *held) if (held := _contents(self._owner)) else {}
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names())
+
+    def __len__(self) -> int:
+        return len(self._names())
+
+    def __getitem__(self, name: str) -> Any:
+        return self._names()[name]
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        (type if isinstance(self._owner, type) else CellType).__setattr__(self._owner, name, value)
+
+    def __delitem__(self, name: str) -> None:
+        (type if isinstance(self._owner, type) else CellType).__delattr__(self._owner, name)
+
+
+_MAPPINGS = (dict, Kept)
+
+
+def _give_back(names: MutableMapping[str, Any], before: dict[str, Any]) -> None:
+    """Make ``names`` what they were ``before``."""
+    for name in [name for name in names if name not in before]:
+        if not name.startswith("__"):  # torch.compile needs the names that it adds
+            del names[name]
+    now = dict(names)
+    for name, value in before.items():
+        if now.get(name, names) is not value:
+            names[name] = value
+
+
+def _put(container: Any, key: Any, value: Any) -> None:
+    """Replace an entry, or append it to a list that has been shortened since."""
+    if not isinstance(container, _MAPPINGS) and key >= len(container):
+        container.append(value)
+    else:
+        container[key] = value
+
+
+def joined(path: str, name: str) -> str:
+    """The name of an attribute of the part of a model that is at ``path``."""
     return f"{path}.{name}" if path else name
 
 
-def _inside(value: Any) -> Iterator[Any] | None:
-    """Objects that a function or an object of the cell refers to; None for other objects."""
+def referred(value: Any) -> Iterator[Any] | None:
+    """Objects that a function, a class or an object of the cell refers to; None for other objects."""
     if isinstance(value, functools.partial):
         return iter((value.func, *value.args, *value.keywords.values()))
     if isinstance(value, MethodType):
         return iter((value.__self__, value.__func__))
+    if isinstance(value, (staticmethod, classmethod)):
+        return iter((value.__func__,))
+    if isinstance(value, CellType):
+        return iter(_contents(value))
+    if isinstance(value, type):
+        return iter(vars(value).values()) if _is_users_class(value) else None
     if isinstance(value, FunctionType):
         if not is_users(value.__code__.co_filename):
             return None
-        cells = [_content(cell) for cell in value.__closure__ or ()]
-        return iter((*cells, *(value.__defaults__ or ())))
+        return iter((vars(value), *(value.__closure__ or ()), *(value.__defaults__ or ())))
     return iter((vars(value),)) if is_users_own(value) else None
 
 
-def _content(cell: CellType) -> Any:
+def _contents(cell: CellType) -> tuple[Any, ...]:
+    """What a cell of a closure holds; nothing before its variable is bound."""
     try:
-        return cell.cell_contents
-    except ValueError:  # not bound yet
-        return None
+        return (cell.cell_contents,)
+    except ValueError:
+        return ()
 
 
 def is_users_own(value: Any) -> bool:
     """Whether the class of ``value`` is from the cell or a local module. Modules and optimizers do not count."""
     if isinstance(value, (type, nn.Module, torch.optim.Optimizer)) or not hasattr(value, "__dict__"):
         return False
-    home = type(value).__module__
+    return _is_users_class(type(value))
+
+
+def _is_users_class(kind: type) -> bool:
+    home = kind.__module__
     file = getattr(sys.modules.get(home), "__file__", None)
     return home == "__main__" or (file is not None and is_users(file))
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from ...checkpoint import position, saving
+from ...checkpoint import position, saving, shared
 from ...checkpoint.loading import Opened, open_latest
 from ...checkpoint.objects import kind_of
 from ...checkpoint.rank_agreement import Ranks, all_ranks, apart
@@ -55,6 +55,7 @@ class Checkpointer:
         """Whether the state was restored, and whether the training has changed it since."""
         self.last: int | None = None
         """The step of the newest checkpoint that this run saved or started from."""
+        shared.check(self._ranks, self.directory)
         self._opened = self._open(context.plan.since) if context.plan.resume else None
 
     def _open(self, since: float) -> Opened | None:
@@ -128,6 +129,11 @@ class Checkpointer:
         for note in opened.notes:
             self._say(f"{opened.path.name}: {note}")
         self._say(f"resumed at step {self.step} from {opened.path}")
+        if not any(isinstance(one, position.Saved) for one in opened.own.values()):
+            self._say(
+                f"{opened.path.name} has no position of a DataLoader: a loop such as `for step in range(N)` starts "
+                "again at 0, and trains all N steps"
+            )
 
     def go_on(self) -> None:
         """The training continues from the restored state. Raises ``CheckpointError`` when the optimizers differ."""

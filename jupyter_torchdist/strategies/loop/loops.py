@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import gc
 import sys
 import threading
 import weakref
@@ -113,6 +114,8 @@ class Loops:
 
         Raises ``StrategyError`` if a batch other than the current one is divided already.
         """
+        if any(around.share is not None for around in self._flights[:-1]):
+            gc.collect()  # a function that has returned within its loop: its frame and the loop refer to each other
         for around in self._flights[:-1]:
             if around.share is not None:
                 raise StrategyError(

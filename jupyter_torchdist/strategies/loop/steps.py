@@ -20,6 +20,7 @@ from ...checkpoint import position
 from ...checkpoint.rank_agreement import Ranks
 from ...checkpoint.stopping import Stop
 from ..core.patches import Patches
+from ..core.rng import Noise
 
 Loader = DataLoader[Any]
 Batch = TypeVar("Batch")
@@ -52,6 +53,7 @@ class Steps:
     def install(self, patches: Patches) -> None:
         """Call this before anything else patches the iteration of loaders."""
         patches.hook(register_optimizer_step_post_hook(self._optimizer_stepped))
+        patches.hook(register_optimizer_step_post_hook(Noise(self._say)))
         position.watch_iterations()
 
     def began_with(self, seed: int) -> None:

@@ -61,7 +61,8 @@ def explain(error: BaseException, context: ParallelContext) -> StrategyError | N
         return None
     return StrategyError(
         f"an operation of the model has no {asked} on the {context.device.type.upper()}: {error}",
-        f"compute it on .float() within torch.autocast({context.device.type!r}, enabled=False), or in fp32 all",
+        f"compute it on .float() within torch.autocast({context.device.type!r}, enabled=False), "
+        "or leave --precision out",
     )
 
 

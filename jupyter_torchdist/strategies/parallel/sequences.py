@@ -19,6 +19,7 @@ from ...torch_private.autograd import at_end_of_backward
 from ..core.ownership import INSTEAD_OF_A_COPY
 from ..core.scatter import BatchShard, cut_rows, join_rows, map_tensors, tensors_in
 from ..step.gradients import AtEndOfBackward, average_gradients
+from ..step.views import no_view
 
 Forward = Callable[..., Any]
 
@@ -98,22 +99,6 @@ class Tokens:
 
     def _has(self, tensor: torch.Tensor, length: int) -> bool:
         return tensor.ndim == 3 and tensor.shape[1] == length
-
-
-def no_view(tensor: torch.Tensor) -> torch.Tensor:
-    """The same memory, but no view: in-place changes of a view would remove FSDP2's hooks."""
-    result: torch.Tensor = _NoView.apply(tensor)  # type: ignore[no-untyped-call]
-    return result
-
-
-class _NoView(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.detach()
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        return grads[0]
 
 
 def refuse_copies(model: nn.Module, strategy: str) -> None:

@@ -23,8 +23,9 @@ from ...torch_private.places import enable_custom_loss_ops
 from ..core import loading
 from ..core.agreement import check_untouched
 from ..core.context import ParallelContext
+from ..step.views import no_view
 from . import tensor_sequence
-from .sequences import around_forward, no_view, refuse_copies
+from .sequences import around_forward, refuse_copies
 from .tensor_inside import split_inside
 from .tensor_linear import ColwiseLinear, RowwiseLinear, entering, is_linear
 from .tensor_plan import Styles, styles_of, written_for_parts

@@ -111,6 +111,6 @@ def _own(module: Any) -> tuple[Tensor, Tensor | None]:
         raise StrategyError(
             f"a {type(module).__name__} that tp split and fsdp sharded is called outside of the model's "
             "forward, and only the model's forward gathers it",
-            "call the model; or use --strategy fsdp, tp or ddp",
+            "call the model, or use --strategy ddp",
         )
     return module.weight.to_local(), None if module.bias is None else module.bias.to_local()

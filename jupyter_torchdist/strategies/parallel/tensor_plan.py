@@ -193,7 +193,7 @@ def _check_layers(model: nn.Module, styles: Styles, ranks: int) -> None:
             if getattr(module, side) % ranks:
                 raise StrategyError(
                     f"{name} has {getattr(module, side)} {side}, which {ranks} ranks of tp do not divide",
-                    "choose -O tp=N that divides them",
+                    "choose -O tp=N that divides them, or leave it out of -O tp_plan",
                 )
         if style == "colwise" and (_QUERY.search(name) or _FUSED.search(name)):
             _check_heads(model, name, ranks)

@@ -29,6 +29,7 @@ from ...torch_private.places import (
 from ...torch_private.tensors import GROUPED_MM
 from ..core.outputs import opened, without_tensors
 from ..core.scatter import map_tensors, tensors_in
+from ..step.views import versions
 from .stand_ins import Fakes
 from .units import Call, Units
 
@@ -36,7 +37,8 @@ _TENSOR_PROPERTIES = ("T", "H", "mT", "mH", "data", "real", "imag", "grad")
 
 _OF_NO_VALUE = (
     *("size", "dim", "ndimension", "numel", "nelement", "stride", "is_floating_point", "is_complex", "__len__"),
-    *("is_contiguous", "element_size", "get_device", "__repr__", "__format__", "__hash__", "type", "__set__"),
+    *("is_contiguous", "is_inference", "element_size", "get_device", "__repr__", "__format__", "__hash__", "type"),
+    "__set__",
 )
 """Functions that read or set properties that fake tensors also have."""
 
@@ -51,13 +53,20 @@ ALWAYS = -1
 
 OTHER_PATH = StrategyError(
     "the model's forward does other operations than in its trial: it depends on random numbers or on earlier calls",
-    "a pipeline needs a forward that does the same for all inputs of one shape; use another strategy",
+    "let the forward do the same for all inputs of one shape, or use --strategy ddp or fsdp",
 )
 
 OTHER_LOSS = StrategyError(
     "the loss was a cross entropy in the first steps and is none now",
-    "a pipeline needs one loss for all steps; use another strategy",
+    "compute the same loss in all steps, or use --strategy ddp or fsdp",
 )
+
+
+def _in_place(what: str) -> StrategyError:
+    return StrategyError(
+        f"a pipeline cannot follow changes in place (+=, relu_, inplace=True): {what}",
+        "write x = x + y instead of x += y there, and inplace=False; or use --strategy ddp or fsdp",
+    )
 
 
 @dataclass(frozen=True)
@@ -174,12 +183,16 @@ class Planner(TorchFunctionMode):
             self.flow.steps.append(FlowStep(func.__name__, ALWAYS))
             return func(*args, **kwargs)
         self._use(used, stage)
+        before = versions(used)
         result = self._fakes.run(self._noting(func), args, kwargs)
+        for tensor, now, version in zip(used, versions(used), before, strict=True):
+            if now != version and len(self._views(tensor, stage)) > 1:
+                raise _in_place(f"{func.__name__} changes a tensor of another stage that has a view")
         made = _results(func, args, result)
         if any(not isinstance(tensor, FakeTensor) for tensor in made):
             raise StrategyError(
-                f"the model's forward writes into one of its inputs or buffers ({func.__name__})",
-                "write into a copy: a pipeline's stages have each their own",
+                f"the model's forward writes into a tensor that all stages have, such as a buffer ({func.__name__})",
+                "write into a copy (x = x * 2 instead of x *= 2), or use --strategy ddp or fsdp",
             )
         self.flow.steps.append(FlowStep(func.__name__, stage, self._number(made, stage)))
         return result
@@ -192,6 +205,7 @@ class Planner(TorchFunctionMode):
         self._next_call += 1
         used, module = tensors_in((args, kwargs)), self._units.modules[number]
         self._use([*used, *module.parameters()], stage)
+        before = versions(used)
         self.flow.units.setdefault(number, set()).add(stage)
         places = {id(tensor): place for place, tensor in enumerate(used)}
 
@@ -205,9 +219,17 @@ class Planner(TorchFunctionMode):
             template = map_tensors(outputs, stand_in)
         finally:
             self._inside = False
+        if versions(used) != before:
+            raise _in_place(f"the forward of {type(module).__name__} changes its input")
         new = [tensor for tensor in tensors_in(outputs) if id(tensor) not in places]
         self.flow.steps.append(FlowStep(f"unit {number}", stage, self._number(new, stage), template))
         return outputs
+
+    def _views(self, tensor: Tensor, stage: int) -> set[int]:
+        """Tensors of earlier stages with the memory of ``tensor``: each is received with a memory of its own."""
+        key = tensor.untyped_storage()._cdata
+        born = zip(self._born, self._stage_of, strict=True)
+        return {id(one) for one, at in born if at < stage and one.untyped_storage()._cdata == key}
 
     def _noting(self, function: Call) -> Call:
         """``function`` that records whether it draws. Call it on fakes, because their mode must be below this one."""
@@ -355,7 +377,7 @@ class StageRun(TorchFunctionMode):
             raise StrategyError(
                 f"at {where}, stage {self._stage} needs a tensor of another stage that was not sent to it (is a "
                 "tensor changed in place, or a view of it?)",
-                "write x = x + y instead of x += y between the blocks, or use another strategy",
+                "write x = x + y instead of x += y between the blocks, or use --strategy ddp or fsdp",
             )
 
 

@@ -48,7 +48,7 @@ class Inside:
         try:
             orders = self.pipeline.layout.inside(len(passage.microbatches))
         except StrategyError as error:
-            return self._whole(passage, error.message)
+            return self._whole(passage, error.message, error.hint)
         if len(passage.microbatches) == 1:
             return self._whole(passage, "the batch goes through in one piece")
         if passage.asking:
@@ -59,16 +59,16 @@ class Inside:
         each = iter(step.record.outputs)
         return closed(map_tensors(passage.microbatches[0].flow.outputs, lambda _: next(each)))
 
-    def _whole(self, passage: Passage, reason: str) -> Any:
-        self.instead(reason)
+    def _whole(self, passage: Passage, reason: str, hint: str = "") -> Any:
+        self.instead(reason, hint)
         return passage.outputs()
 
-    def instead(self, reason: str) -> None:
+    def instead(self, reason: str, hint: str = "") -> None:
         """Run all forwards of this step first, and say so once. Raises ``StrategyError`` in the first step."""
         if not self._has_run:
             raise StrategyError(
                 f"-O schedule={self._name} starts backwards before all forwards have ended; here it cannot: {reason}",
-                "use -O schedule=gpipe (or looped_bfs), which takes any loss",
+                hint or "use -O schedule=gpipe (or looped_bfs), which takes any loss",
             )
         if not self._has_said:
             self._has_said = True

@@ -13,6 +13,7 @@ from torch import Tensor
 from ...torch_private.places import stage_backward_input, stage_backward_weight
 from ..analysis.divisors import divisor_of
 from ..core.scatter import tensors_in
+from ..step.views import no_view
 from .contract import StagedModel
 from .flow import Flow, Value
 from .schedules import Action, Kind, Orders, messages, taken
@@ -143,7 +144,10 @@ class Work:
             arrived = self._take(action, stage - 1)
             for value, tensor in zip(one.flow.entering[stage], arrived, strict=True):
                 part.received[value.number] = tensor.requires_grad_(value.requires_grad)
-        outputs, part.passed = self._pipeline.run_stage(one.flow, stage, part.received, *one.inputs)
+        given = {
+            number: no_view(tensor) if tensor.requires_grad else tensor for number, tensor in part.received.items()
+        }
+        outputs, part.passed = self._pipeline.run_stage(one.flow, stage, given, *one.inputs)
         if stage < self._last:
             leaving = [part.passed[value.number] for value in one.flow.entering[stage + 1]]
             self._give(Action(Kind.FORWARD, stage + 1, one.number), leaving)
@@ -183,7 +187,7 @@ class Work:
     def _of_inputs(self, part: _Part, inputs: list[Tensor]) -> Any:
         """The first half of a split backward: gradients of the inputs."""
 
-        aliases = [(_Alias.apply(tensor), grad) for tensor, grad in part.pairs]  # type: ignore[no-untyped-call]
+        aliases = [(no_view(tensor), grad) for tensor, grad in part.pairs]  # torch detaches outputs in place
         part.pairs = []
         outputs, grads = map(list, zip(*aliases, strict=True))
         _, groups = stage_backward_input(outputs, grads, inputs, iter(self._pipeline.own_parameters()))
@@ -203,15 +207,3 @@ def _whole(part: _Part) -> None:
 
 def _graded(values: Sequence[Value]) -> list[Value]:
     return [value for value in values if value.requires_grad]
-
-
-class _Alias(torch.autograd.Function):
-    """A tensor with the same memory that is not a view: torch detaches outputs in place, which fails for views."""
-
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor) -> Tensor:
-        return tensor.detach()
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        return grads[0]

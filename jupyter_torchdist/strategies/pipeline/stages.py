@@ -42,6 +42,7 @@ from ..sharded import norms
 from ..step import deferred
 from ..step.divided import _kind
 from ..step.no_trace import no_trace
+from ..step.views import Unwritten
 from ..step.ways import Way
 from . import remote_parameters
 from .checks import microbatches, no_reentrant_checkpoints
@@ -182,8 +183,9 @@ class Pipeline:
                     error
                     if isinstance(error, StrategyError)
                     else StrategyError(
-                        f"the trial failed: {error!r}",
-                        "run the cell without --strategy, and correct the error that it then shows",
+                        f"the model's forward fails where its layers are run one by one: {error!r}",
+                        "let it ask for no gradients (torch.autograd.grad) and run any number of times, or use "
+                        "--strategy ddp or fsdp",
                     )
                 ]
         dist.broadcast_object_list(found, src=0)
@@ -299,14 +301,14 @@ class Pipeline:
         if key not in self._flows:
             planner = Planner(self._units, self._fakes, self._calls, self.layout.stages)
             try:
-                with no_trace(self.root), undone(), _followed():
+                with no_trace(self.root), undone(), _followed(), Unwritten((args, kwargs)):
                     with planner, self._units.run_by(planner):
                         outputs = self._original(*args, **kwargs)
                     self._flows[key] = planner.ends(outputs)
             except _OF_VALUES as error:
                 raise StrategyError(
                     f"the model's forward branches on the values of its tensors ({error})",
-                    "a stage knows only its own values; branch on shapes or on the inputs, or use another strategy",
+                    "a stage knows only its own values: branch on shapes or on inputs, or use --strategy ddp or fsdp",
                 ) from error
         return self._flows[key]
 

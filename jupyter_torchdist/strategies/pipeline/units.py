@@ -20,6 +20,7 @@ from ...protocol.errors import StrategyError
 from ..core import blocks
 from ..core.scatter import map_tensors, tensors_in
 from ..core.stages import MARK
+from ..step.views import no_view
 
 _LISTS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 Call = Callable[..., Any]
@@ -150,7 +151,8 @@ class Measurer:
         args, kwargs = map_tensors((args, kwargs), _leaf)
         begun = self._now()
         with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-            outputs = original(*args, **kwargs)
+            given = map_tensors((args, kwargs), lambda one: no_view(one) if one.requires_grad else one)
+            outputs = original(*given[0], **given[1])
         made = [tensor for tensor in tensors_in(outputs) if tensor.requires_grad]
         asked = [tensor for tensor in (*tensors_in((args, kwargs)), *own) if tensor.requires_grad]
         if made and asked:

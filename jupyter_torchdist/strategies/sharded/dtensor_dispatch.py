@@ -12,13 +12,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from ...protocol.strategy import StrategyPlan
 from ...torch_private.collectives import gathering
 from ...torch_private.dtensors import dispatcher, fill_in_dtensor
 from ...torch_private.places import AsyncCollectiveTensor
-from ..core.dtensors import Handler
+from ..core.dtensors import Handler, divided_as
 from ..core.patches import Patches
 from . import mixing, writable_views
 
@@ -63,11 +64,22 @@ class ByHand:
         return without
 
     def _step_begins(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        _divide_whole_gradients(optimizer)
         if _mixes_nothing(optimizer, *args[1:], **kwargs):
             dispatcher()._custom_op_handlers = self._without
 
     def _step_ends(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         dispatcher()._custom_op_handlers = self._asked
+
+
+def _divide_whole_gradients(optimizer: Optimizer) -> None:
+    """Those that the cell gives to sharded parameters, as ``torch.autograd.grad`` returns them on every rank."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if isinstance(parameter, DTensor):
+                gradient: Any = parameter.grad
+                if gradient is not None and not isinstance(gradient, DTensor):
+                    parameter.grad = divided_as(gradient, parameter)
 
 
 def _waited(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Tensor:

@@ -83,7 +83,7 @@ def _put_back(parameter: Any, memory: Tensor) -> None:
     if parameter.shape != memory.shape:
         raise StrategyError(
             f"a forward gives a sharded parameter of shape {list(memory.shape)} data of shape {list(parameter.shape)}",
-            REMEDY,
+            "give it its shape when the model is built, or use --strategy ddp",
         )
     memory.copy_(parameter.data)
     parameter.data = memory

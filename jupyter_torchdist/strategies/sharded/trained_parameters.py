@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
@@ -121,7 +122,7 @@ class Optimized:
             optimizers.one_by_one_where_mixed(optimizer)
 
     @property
-    def deepcopy(self) -> Callable[..., Any]:
+    def deepcopy(self) -> object:
         """``nn.Module.__deepcopy__``. Copies (averaged weights, target networks) are sharded with their model."""
         copies = self._copies
 
@@ -131,7 +132,7 @@ class Optimized:
             copies.append((weakref.ref(module), weakref.ref(copied)))
             return copied
 
-        return deepcopied
+        return _OfInstances(deepcopied)
 
     def copies(self) -> list[nn.Module]:
         """All copies that ``copy.deepcopy`` made of modules and of their parts."""
@@ -141,6 +142,18 @@ class Optimized:
         """The copies of ``root`` that no optimizer trains. A trained copy is distributed when it is called."""
         living = [copied() for source, copied in self._copies if source() is root]
         return [one for one in living if one is not None and not self.are_in(one)]
+
+
+class _OfInstances:
+    """A method that a class does not show: ``parametrize`` gives a class its own ``__deepcopy__`` if there is none."""
+
+    def __init__(self, method: Callable[..., Any]) -> None:
+        self._method = method
+
+    def __get__(self, module: nn.Module | None, owner: type | None = None) -> Callable[..., Any]:
+        if module is None:
+            raise AttributeError("__deepcopy__")
+        return functools.partial(self._method, module)
 
 
 def _kernels(group: dict[str, Any]) -> dict[str, Any]:

@@ -16,11 +16,22 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
+from ...protocol.errors import StrategyError
 from ...torch_private.autograd import in_backward
-from ...torch_private.fully_shard import fsdp_groups, fsdp_is_root, fsdp_recover, fsdp_shown, fsdp_state
+from ...torch_private.fully_shard import (
+    fsdp_groups,
+    fsdp_is,
+    fsdp_is_root,
+    fsdp_place,
+    fsdp_recover,
+    fsdp_shown,
+    fsdp_state,
+)
 from ...torch_private.places import DisableTorchFunctionSubclass, FSDPParam, FSDPParamGroup, chunk_with_empty
 from ..core.dtensors import whole
+from ..core.ownership import own_class
 from ..core.scatter import map_tensors, tensors_in
+from ..core.side_effects import joined
 
 
 class Shown(nn.Parameter):
@@ -97,6 +108,7 @@ class Unsharded:
         """The versions of the shards when the current gathered parameters were gathered."""
         self._known: list[nn.Module] = []
         self._found: tuple[list[FSDPModule], list[FSDPParamGroup]] = [], []
+        self._places: list[tuple[FSDPParam, nn.Module, str]] = []
 
     def before(self, *, create_graph: bool) -> None:
         """A backward or a gradient is about to be computed."""
@@ -139,7 +151,21 @@ class Unsharded:
     def begin_forward(self) -> None:
         """A model is about to be called, and will gather parameters from the current shards."""
         self.keep_writes()
+        for one, module, name in self._places:
+            if not fsdp_is(one, module._parameters.get(name)):
+                raise self._is_another(module, name)
         self._versions = {one: _version(one) for group in self._groups() for one in group.fsdp_params}
+
+    def _is_another(self, module: nn.Module, name: str) -> StrategyError:
+        """What to say of a parameter that FSDP would put back in its place."""
+        inside = ((model, path) for model in self._models for path, part in model.named_modules() if part is module)
+        model, path = next(inside, (module, ""))
+        return StrategyError(
+            f"{joined(path, name)} of {own_class(model).__name__} was replaced, tied, pruned or removed after it had "
+            "been sharded",
+            "do this before the first training step or in the next cell (between cells a model is whole), or use "
+            "--strategy ddp",
+        )
 
     def show(self) -> None:
         """User code reads parameters and may compute a penalty with them, whose graph the next backward needs."""
@@ -210,6 +236,8 @@ class Unsharded:
             self._known = list(self._models)
             units = units_in(self._known)
             self._found = units, list(groups_of(units))
+            each = (one for group in self._found[1] for one in group.fsdp_params)
+            self._places = [(one, *place) for one in each for place in fsdp_place(one)]
         return self._found
 
 
@@ -226,7 +254,8 @@ def keep(one: FSDPParam) -> None:
     """Copy values that differ from the shard into it. It is empty on a rank without rows, and may be more precise."""
     whole, shard = one.unsharded_param, one.sharded_param.to_local()  # type: ignore[attr-defined]
     values = whole.to_local() if isinstance(whole, DTensor) else whole
-    ranks, rank = one.mesh_info.shard_mesh_size, one.mesh_info.shard_mesh_rank
+    mesh = one.mesh_info
+    ranks, rank = getattr(mesh, "shard_mesh_size", 1), getattr(mesh, "shard_mesh_rank", 0)  # ``replicate`` has neither
     mine = chunk_with_empty(values, ranks, dim=one.fsdp_placement.dim)[rank]
     if mine.numel() and not torch.equal(mine, as_gathered := shard.to(mine)):
         shard.copy_(torch.where(mine == as_gathered, shard.to(mine.device), mine.to(shard.dtype)))

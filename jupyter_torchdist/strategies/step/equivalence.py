@@ -163,7 +163,7 @@ class Equivalence:
         module, zero = self._module, self._zero
         with no_trace(module), undone(), _gradients_aside(module), _not_zero(module, zero), torch.enable_grad():
             module.eval()
-            args, kwargs = map_tensors(self._inputs, lambda tensor: tensor.detach())
+            args, kwargs = map_tensors(self._inputs, lambda tensor: tensor.detach().clone())
             outputs = [one for one in tensors_in(self._forward(*args, **kwargs)) if one.is_floating_point()]
             found = {f"output {number}": _measure(output) for number, output in enumerate(outputs)}
             trained = [_signed_sum(output) for output in outputs if output.requires_grad]
@@ -178,7 +178,7 @@ class Equivalence:
 
     def _noted(self) -> dict[str, Any]:
         """The side effects of a forward in training mode; none if it draws random numbers."""
-        args, kwargs = map_tensors(self._inputs, lambda tensor: tensor.detach())
+        args, kwargs = map_tensors(self._inputs, lambda tensor: tensor.detach().clone())
         with no_trace(self._module) as belongings, undone(), without_chance(self._module):
             state = torch.get_rng_state()
             made = self._forward(*args, **kwargs)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
@@ -49,6 +49,7 @@ class _Seen:
     weight: str | None = None
     kept: str | None = None
     differ: bool = False
+    goes_on: str = ""
     notes: list[dict[str, Any]] = field(default_factory=list)
 
     def refusal(self, branch: object) -> str:
@@ -61,6 +62,11 @@ class _Seen:
             return f"its forward writes its parameter {weight}, from the samples of the batch or from random numbers"
         if self.differ:
             return "its result for a sample changes when the batch has fewer samples"
+        if self.goes_on:
+            return (
+                f"its forward reads what the forward before it has kept in {self.goes_on}: that is of the whole batch, "
+                "and a rank computes only some of its samples"
+            )
         if self.buffer:
             return f"its buffer {self.buffer} changes with the samples of the batch"
         if self.kept is not None:
@@ -84,6 +90,25 @@ class _Seen:
                 "the model is called, where every rank has the whole batch, and pass it as an argument"
             )
         return ""
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """The forward that is tried, and its inputs with the dimensions of their samples."""
+
+    forward: Call
+    module: nn.Module
+    inputs: Any
+    dims: Dims
+
+
+@dataclass(frozen=True)
+class _Ran:
+    """A run of some samples: its outputs and what it has changed; ``is_whole``: of all samples in the check."""
+
+    made: Any
+    belongings: Belongings
+    is_whole: bool
 
 
 @dataclass(frozen=True)
@@ -148,8 +173,10 @@ class Trial:
                 made = tensors_in(outputs)
                 ways = [self._way(tracker.fact(tensor), tensor, size) for tensor in made]
                 held = sum(tensor.nbytes for tensor in (*entered, *made)) / size
-                places, kept = self._kept(belongings.left() if self._keeps else [], tracker, made, size)
-                del outputs, made
+                left = belongings.left() if self._keeps else []
+                places, kept = self._kept(left, tracker, made, size)
+                others = frozenset(one.where for one in left) - places
+                del outputs, made, left
                 belongings.restore()
                 seen.kept = kept_beside(tracker, [*entered, *module.buffers()])
             refusal = next((way for way in kept if isinstance(way, Refused)), None)
@@ -157,12 +184,16 @@ class Trial:
                 places, kept = frozenset(), []
             tried = window(share, held)
             joins = _Joins([*ways, *kept], places, tried)
-            seen.differ = self._halves_differ(forward, module, inputs, dims, joins, seen.notes)
+            asked, behind = _Asked(forward, module, inputs, dims), list[Left]()
+            seen.differ = self._halves_differ(asked, joins, seen.notes, behind)
+            if self._goes_on(asked, _Joins(ways, places, tried), behind):
+                seen.goes_on = min(places, default="")
         except StrategyError as error:
             return Refused(error.message)
         except Exception as error:  # noqa: BLE001  # the user's forward may raise anything on fewer samples
             recover(module)
-            why = _likely_cause(list(entered), tensors_in(inputs), share.total)
+            self._raise_own(type(error), forward, module, inputs)
+            why = _likely_cause(module, list(entered), tensors_in(inputs), share.total)
             return Refused(
                 f"with {size} of the {share.total} samples it raises {type(error).__name__}: {error} ({why}?)"
             )
@@ -172,7 +203,17 @@ class Trial:
         if said:
             return Refused(said)
         refusal = next((way for way in ways if isinstance(way, Refused)), None)
-        return refusal or Found(_only_ways(ways), places, _only_ways(kept))
+        return refusal or Found(_only_ways(ways), places, _only_ways(kept), others)
+
+    def _raise_own(self, kind: type[Exception], forward: Call, module: nn.Module, inputs: Any) -> None:
+        """Raise what the forward raises with the whole batch, if it is such an error: a mistake in the model."""
+        try:
+            with no_trace(module), undone(), self._whole_batch(), torch.enable_grad():
+                forward(*inputs[0], **inputs[1])
+        except Exception as error:
+            recover(module)
+            if type(error) is kind:
+                raise error from None
 
     def _kept(
         self, left: Sequence[Left], tracker: BatchwiseTracker, made: Sequence[torch.Tensor], size: int
@@ -196,31 +237,60 @@ class Trial:
                     ways.append(way)
         return frozenset(places), ways
 
-    def _halves_differ(
-        self, forward: Call, module: nn.Module, inputs: Any, dims: Dims, joins: _Joins, notes: list[dict[str, Any]]
-    ) -> bool:
-        """Whether a run in halves disproves the result; adds the notes of the undivided run and of the parts.
+    @contextlib.contextmanager
+    def _run(self, asked: _Asked, tried: Window, low: int, high: int, lengths: list[int]) -> Iterator[_Ran]:
+        """Run the samples from ``low`` to ``high``; what the forward leaves is undone at the end."""
+        args, kwargs = narrowed(asked.inputs, asked.dims, low, high)
+        is_whole = high - low == tried.stop - tried.start
+        padded = packing.Padded(packing.noting(lengths) if is_whole else packing.as_noted(lengths))
+        with no_trace(asked.module) as belongings, without_chance(asked.module), self._whole_batch(), padded:
+            yield _Ran(asked.forward(*args, **kwargs), belongings, is_whole)
 
-        Every rank runs it, whatever it has found: the forward of a sharded model communicates.
+    def _halves_differ(self, asked: _Asked, joins: _Joins, notes: list[dict[str, Any]], behind: list[Left]) -> bool:
+        """Whether a run in halves disproves the result.
+
+        Adds the notes of the undivided run and of the parts to ``notes``, and what the undivided run leaves to
+        ``behind``. Every rank runs it, whatever it has found: the forward of a sharded model communicates.
         """
         lengths: list[int] = []
-        tried = joins.tried
 
         def outputs(low: int, high: int) -> Any:
-            part_args, part_kwargs = narrowed(inputs, dims, low, high)
-            is_whole = high - low == tried.stop - tried.start
-            padded = packing.Padded(packing.noting(lengths) if is_whole else packing.as_noted(lengths))
-            with no_trace(module) as belongings, without_chance(module), self._whole_batch(), padded:
-                made = forward(*part_args, **part_kwargs)
-                left = belongings.left()
-                notes.append(_notes(belongings, left, made, joins.places))
+            with self._run(asked, joins.tried, low, high, lengths) as ran:
+                left = ran.belongings.left()
+                behind.extend(left if ran.is_whole else [])
+                notes.append(_notes(ran.belongings, left, ran.made, joins.places))
                 kept = [one.value for one in left if one.where in joins.places]
-                known = tensors_in(made)
+                known = tensors_in(ran.made)
                 for value in kept:
                     known += new_tensors(value, known)
                 return known
 
-        return halves_differ(outputs, tried, joins.join)
+        return halves_differ(outputs, joins.tried, joins.join)
+
+    def _goes_on(self, asked: _Asked, joins: _Joins, behind: Sequence[Left]) -> bool:
+        """Whether a forward reads what the one before it has kept ``behind`` of the same samples (hidden states).
+
+        A rank's next forward finds there what was joined for the whole batch, and has fewer samples.
+        """
+        if not self._keeps or not any(tensors_in(one.value) for one in behind):
+            return False
+        lengths: list[int] = []
+        whole_ran = False
+
+        def outputs(low: int, high: int) -> Any:
+            nonlocal whole_ran
+            with self._run(asked, joins.tried, low, high, lengths) as ran:
+                whole_ran = True
+                return tensors_in(ran.made)
+
+        with no_trace(asked.module):
+            for one in behind:
+                if one.where in joins.places or not tensors_in(one.value):
+                    one.put(one.value)
+            try:
+                return halves_differ(outputs, joins.tried, joins.join)
+            except Exception:  # noqa: BLE001  # the user's forward may raise anything on fewer samples
+                return whole_ran  # else the cell does something between two forwards, which is not done here
 
     def _way(self, fact: Fact, output: torch.Tensor, size: int) -> Way | Refused:
         kind = fact.kind
@@ -313,8 +383,12 @@ def _joined(
     return one if isinstance(way, SameEverywhere) else None
 
 
-def _likely_cause(cut: Sequence[torch.Tensor], given: Sequence[torch.Tensor], samples: int) -> str:
+def _likely_cause(module: nn.Module, cut: Sequence[torch.Tensor], given: Sequence[torch.Tensor], samples: int) -> str:
     """The most common cause of a failure on fewer samples."""
+    for path, part in module.named_modules():
+        for name, value in vars(part).items():
+            if not name.startswith("_") and any(samples in tensor.shape for tensor in tensors_in(value)):
+                return f"does it read what {path}{'.' if path else ''}{name} holds for the whole batch"
     if all(tensor.dim() == 1 for tensor in cut):
         return "is it given one sample, without a batch"
     if any(tensor.dim() > 1 and samples in tensor.shape[1:] and tensor.size(0) != samples for tensor in given):

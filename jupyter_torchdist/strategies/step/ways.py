@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
@@ -41,9 +41,10 @@ Way = JoinedRows | AddedParts | SameEverywhere
 class Found:
     """What a trial has found. ``ways``: of the outputs; ``kept``: of the tensors that the forward keeps in ``places``.
 
-    ``places``: attributes of the model and containers of the cell.
+    ``places``: attributes of the model and containers of the cell; ``others``: those that hold no samples.
     """
 
     ways: tuple[Way, ...]
     places: frozenset[str] = frozenset()
     kept: tuple[Way, ...] = ()
+    others: frozenset[str] = field(default=frozenset(), compare=False)

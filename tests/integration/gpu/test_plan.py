@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from jupyter_torchdist.client.submit import Request, prepare, submit
-from jupyter_torchdist.protocol.spec import parse_options
+from jupyter_torchdist.protocol.options.parsing import parse_options
 from tests.memory import MEASURED, MODEL, gpt
 from tests.places import PATIENCE, Place
 

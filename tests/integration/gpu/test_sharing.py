@@ -9,7 +9,8 @@ import pytest
 
 from jupyter_torchdist.client import Request, submit
 from jupyter_torchdist.protocol.errors import OptionError, ResourceError
-from jupyter_torchdist.protocol.spec import Options, parse_options
+from jupyter_torchdist.protocol.options.parsing import parse_options
+from jupyter_torchdist.protocol.spec import Options
 from tests.leaks import wait_until
 from tests.places import CPUS, GPUS, PATIENCE, Place
 

@@ -18,6 +18,9 @@ TAKE_ALONG = "take it along with --include"
 LEFT_BEHIND = "was left behind with --exclude"
 """In the advice for a name that the user left there."""
 
+MADE_BEFORE = "every rank runs this line, and another one may have made it first"
+"""In the advice for a file or a directory that exists already."""
+
 SHOWN = 8
 """How many failures of other ranks are named one by one, each on a line of at most ``WIDTH`` characters."""
 WIDTH = 200
@@ -52,6 +55,8 @@ def exception(
         error = _not_started(paths, state)
     text = first.error.text if first is not None and first.error else ""
     notes = _left_in_notebook(error, text, main_dict, excluded)
+    if isinstance(error, FileExistsError) and len(state.ranks) > 1:
+        notes.append(f"{MADE_BEFORE}: give makedirs or mkdir exist_ok=True, or make it under `if td.is_main:`")
     return _noted(error, state, [*notes, *_others(state, first)])
 
 
@@ -115,8 +120,8 @@ def _others(state: JobState, first: RankState | None) -> list[str]:
 
 
 def is_advice(note: str) -> bool:
-    """Whether the note of an exception says what to do about a name that stayed in the notebook."""
-    return TAKE_ALONG in note or LEFT_BEHIND in note
+    """Whether the note of an exception says what to do, as those do that are made here."""
+    return any(words in note for words in (TAKE_ALONG, LEFT_BEHIND, MADE_BEFORE))
 
 
 def _left_in_notebook(

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..protocol.disk import open_plain
-from ..protocol.errors import RankFailed
+from ..protocol.errors import HINT, RankFailed, TorchDistError
 from ..protocol.events import ErrorRecord
 from ..protocol.paths import JobPaths
 from . import rebuild
@@ -152,6 +152,9 @@ def _synthesise(description: Mapping[str, Any], main_dict: dict[str, Any]) -> Ba
         made = rebuild.exception(type(description["type"].rpartition(".")[2], (base,), attributes), (text,))
     except Exception:  # noqa: BLE001  # a base with a metaclass or __init_subclass__ of its own may refuse
         made = rebuild.exception(type(description["type"].rpartition(".")[2], (Exception,), attributes), (text,))
+    if issubclass(base, TorchDistError):
+        message, _, made.__dict__["hint"] = text.partition(HINT)
+        made.args = (message,)
     if description["notes"]:
         made.__dict__["__notes__"] = list(description["notes"])
     for link in ("cause", "context"):

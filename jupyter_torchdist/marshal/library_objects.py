@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
+import gc
 import inspect
 import io
 import os
+import struct
 import sys
+import types
 from typing import Any
 
 FILES: tuple[Any, ...] = (io.TextIOWrapper, io.BufferedReader, io.BufferedWriter, io.BufferedRandom, io.FileIO)
@@ -24,12 +28,18 @@ def reduce(value: Any) -> Any:
         return _of_argparse(value)
     if isinstance(value, FILES) and value.closed:
         return _closed_file(value)
+    if isinstance(value, types.MappingProxyType):
+        return _proxy_of_mapping(value)
+    if isinstance(value, struct.Struct):
+        return struct.Struct, (value.format,)
+    if _is_block(type(value)):
+        return _block(value) if _copies_on_write() else None
     return _loader(value) if _is_loader(type(value)) else None
 
 
 def concerns(kind: type) -> bool:
     """Whether objects of the type may be of these."""
-    if kind in FILES or _is_loader(kind):
+    if kind in (*FILES, types.MappingProxyType, struct.Struct) or _is_loader(kind) or _is_block(kind):
         return True
     return issubclass(kind, (_MANAGER, argparse.Action, argparse._ActionsContainer))
 
@@ -67,6 +77,39 @@ def _of_argparse(value: Any) -> Any:
 def set_suppressed(target: Any, state: tuple[dict[str, Any], list[str]]) -> None:
     target.__dict__.update(state[0])
     target.__dict__.update(dict.fromkeys(state[1], argparse.SUPPRESS))
+
+
+def _proxy_of_mapping(value: Any) -> Any:
+    """A read-only view shows later changes of its mapping."""
+    if value is _NO_METADATA:
+        return getattr, (dataclasses, "_EMPTY_METADATA")
+    return types.MappingProxyType, (gc.get_referents(value)[0],)
+
+
+_NO_METADATA = getattr(dataclasses, "_EMPTY_METADATA", None)
+"""Of all fields of dataclasses without metadata."""
+
+
+def _is_block(kind: type) -> bool:
+    internals = sys.modules.get("pandas.core.internals")
+    return internals is not None and issubclass(kind, (internals.blocks.Block, internals.SingleBlockManager))
+
+
+def _copies_on_write() -> bool:
+    pandas = sys.modules["pandas"]
+    return int(pandas.__version__.partition(".")[0]) >= 3 or pandas.options.mode.copy_on_write is True
+
+
+def _block(value: Any) -> Any:
+    """A part of a data frame, or what holds that of a series, with values of its own.
+
+    pandas copies what two frames share when one of them is written to. Neither a rank nor the notebook could know that
+    they share it.
+    """
+    if not hasattr(value, "values"):
+        return type(value), (value.blocks[0], value.axes[0])
+    build, (values, *rest) = value.__reduce__()
+    return build, (values.view() if hasattr(values, "__array_interface__") else values.copy(), *rest)
 
 
 def _is_loader(kind: type) -> bool:

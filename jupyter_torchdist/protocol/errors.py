@@ -27,6 +27,9 @@ The user can fix a ``PlatformError`` or a ``UserError``; an ``InfrastructureErro
 
 from __future__ import annotations
 
+HINT = "\n  → "
+"""Between the message of an error and its hint."""
+
 
 class TorchDistError(Exception):
     """Base of all errors of this package. ``hint`` says what to do now."""
@@ -43,7 +46,7 @@ class TorchDistError(Exception):
         return str(self.args[0]) if self.args else ""
 
     def __str__(self) -> str:
-        return f"{self.message}\n  → {self.hint}" if self.hint else self.message
+        return f"{self.message}{HINT}{self.hint}" if self.hint else self.message
 
 
 class UserError(TorchDistError):

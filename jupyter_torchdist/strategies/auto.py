@@ -37,7 +37,7 @@ from .loop.steps import Steps
 from .loop.training_objects import TrainingObjects
 from .parallel import compiling, precision, restore, zero1
 from .pipeline import remote_parameters, stages
-from .sharded import statedicts
+from .sharded import aliases, statedicts
 from .sharded.trained_parameters import Optimized
 from .sharded.unsharded import in_full
 from .step import deferred, lazy, rewriting, submodules
@@ -145,6 +145,8 @@ class AutomaticTraining(Training):
         work = self._work
         work.gathered.keep_writes()
         self._lent.keep()
+        for memory in work.shared:
+            memory.refresh(always=True)
         self.abandon()
         originals = self._optimized.originals(self._models)
         if self._sharded:
@@ -170,6 +172,8 @@ class AutomaticTraining(Training):
                 if isinstance(copied, nn.Module) and any(isinstance(one, DTensor) for one in copied.parameters()):
                     restore.restore(copied)
             self._restore_optimizers(originals)
+        for memory in work.shared:
+            memory.give_back()
         self._whole = True
         if work.roots:
             return
@@ -183,6 +187,8 @@ class AutomaticTraining(Training):
     def abandon(self) -> None:
         """Remove the patches of torch. Sharded parameters stay sharded, because other ranks may have ended."""
         self._work.gathered.end()
+        if self._work.shared:
+            aliases.let_go()
         for staged in self._work.pipelines:
             staged.let_go()
         self._work.averaging.end()

@@ -41,6 +41,12 @@ class Backwards:
         self.seen = True
         losses = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
         create_graph = creates_graph(*args, **kwargs)
+        if create_graph and self._work.models and self._work.context.plan.degree("dp_shard") > 1:
+            raise StrategyError(
+                "backward(create_graph=True) of a model that fsdp has sharded: the gradients in .grad have no graph",
+                "take them by torch.autograd.grad(loss, list(model.parameters()), create_graph=True), or use "
+                "--strategy ddp",
+            )
         self._work.gathered.before(create_graph=create_graph)
         self._loops.backward(losses)
         with self._loops.aside(), contextlib.ExitStack() as at_work:

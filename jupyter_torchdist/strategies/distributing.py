@@ -15,6 +15,7 @@ from .core.context import ParallelContext
 from .deepspeed.engine import Engine
 from .parallel import activations, compiling, fsdp, precision, replicate, transforms, zero1
 from .pipeline import checks, stages
+from .sharded import aliases
 from .sharded.forward_writes import keep_after_forwards
 from .sharded.trained_parameters import Optimized
 from .sharded.unsharded import Unsharded
@@ -57,6 +58,8 @@ class Distributor:
         self.inside: list[dist.ProcessGroup] = []
         """Groups whose ranks compute different layers or tokens of one forward."""
         self.pipelines: list[stages.Pipeline] = []
+        self.shared: list[aliases.Memory] = []
+        """Memory of the cell that was the memory of parameters, too, before they were sharded."""
 
     def distribute(
         self,
@@ -79,6 +82,7 @@ class Distributor:
         if self.sharded:
             self.averaging.end()  # its parameters are about to be replaced by shards
         names = [(model, optimizers.by_name(model)) for model in (root, *self.optimized.copies_of(root))]
+        shared = self._shared_memory([one for _, known in names for one in known.values()])
         self._divide_inside([model for model, _ in names], hold)
         self.divider.shares(root, batchnorm.convert(root, context))
         if context.plan.activation_checkpointing:
@@ -88,6 +92,9 @@ class Distributor:
         if self.sharded:
             for model, known in names:
                 self._shard(model, known)
+            for memory in shared:
+                memory.follow(self.optimized.replaced)
+            self.shared += shared
             keep_after_forwards(root, found.written)
         elif self.engine is not None:
             loading.broadcast_states(root, self.group, context.device)
@@ -111,6 +118,20 @@ class Distributor:
             f"{name} ({_much(count)} parameters) is trained by {context.plan.name} on "
             f"{dist.get_world_size()} ranks{part}"
         )
+
+    def _shared_memory(self, parameters: Sequence[nn.Parameter]) -> list[aliases.Memory]:
+        """The memory that the cell shares with parameters which are about to get other memory."""
+        if not self.sharded and self.engine is None and self.context.plan.degree("pp") == 1:
+            return []
+        shared = aliases.shared_with(parameters)
+        if shared and not self.sharded:
+            names = ", ".join(aliases.names_of(one for memory in shared for one in memory.tensors()))
+            self.context.say(
+                f"{self.context.plan.name} gives parameters other memory than {names or 'tensors of the cell'}: what "
+                "is there stays as it is now, and writing to it does not change the model (use the parameters "
+                "themselves)"
+            )
+        return shared
 
     @property
     def _may_lose_writes(self) -> bool:

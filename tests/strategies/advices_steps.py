@@ -35,6 +35,12 @@ class Block(nn.Module):
         return torch.tanh(self.layer(x)) + self.slow
 """
 GRADIENTS = "slopes = torch.autograd.grad(F.mse_loss(model(x), y), list(model.parameters()))"
+CURVED = """optimizer.zero_grad()
+F.mse_loss(model(x), y).backward(create_graph=True)
+slopes = [one.grad.detach() for one in model.parameters()]
+optimizer.zero_grad()"""
+CURVED_BY_GRAD = """slopes = torch.autograd.grad(F.mse_loss(model(x), y), list(model.parameters()), create_graph=True)
+slopes = [one.detach() for one in slopes]"""
 ASIDE = "F.mse_loss(model(x), y) + model.layers[0].up(torch.ones(1, 8)).mean()"
 LU = "h = h + torch.linalg.lu_factor(self.first(x)[:, :6].mT @ self.first(x)[:, :6])[0].sum() * 1e-3"
 LU_IN_FULL = """a = self.first(x)[:, :6].float()
@@ -223,6 +229,15 @@ STEPS = [
         ),
         *("fsdp", "gives a sharded parameter of shape", "--strategy ddp", "ddp"),
     ),
+    *[
+        Advice(
+            name, training(MLP, then=CURVED), "fsdp", "the gradients in .grad have no graph", told, then, edits=edits
+        )
+        for name, told, then, edits in (
+            ("create_graph", "take them by torch.autograd.grad(loss", "", ((CURVED, CURVED_BY_GRAD),)),
+            ("create_graph_ddp", "--strategy ddp", "ddp", ()),
+        )
+    ],
     # tp
     *[
         Advice(

@@ -83,6 +83,7 @@ APART: dict[tuple[str, str], Expectation] = {
     ("backbone_reused", "fsdp"): Refused("0.0.weight of Sequential is sharded already, as a part of another model"),
     ("batch_norm_copies", "fsdp"): Refused("copy.deepcopy of Sequential, which is sharded"),
     ("checkpoint_around_models", "fsdp"): Refused("checkpoint is applied to the whole Sequential"),
+    ("complex_weights", "fsdp"): Refused("are trained in one unit of fsdp"),
     ("ema", "fsdp"): Refused("copy.deepcopy of Sequential, which is sharded"),
     ("lbfgs", "ddp"): Equal(1e-3),  # a search along a line takes the last digits further
     ("lbfgs", "fsdp"): Refused("LBFGS cannot train parameters that fsdp or tp has sharded"),
@@ -91,6 +92,7 @@ APART: dict[tuple[str, str], Expectation] = {
     ("penalty_before", "fsdp"): Refused("parameters as they were before the model's first call"),
     ("per_sample_gradients", "fsdp"): Refused("functional_call of Sequential, whose parameters fsdp has sharded"),
     ("sparse_embedding", "fsdp"): Refused("SparseAdam cannot train parameters that fsdp or tp has sharded"),
+    ("trace_of_the_hessian", "fsdp"): Refused("the gradients in .grad have no graph"),
 }
 
 

@@ -76,6 +76,12 @@ def test_what_a_forward_writes_to_weights_is_kept(
     check_as_alone(run(cell, strategy, *options, ranks=ranks), cell)
 
 
+def test_a_pipeline_tells_of_tensors_that_share_memory_with_its_parameters() -> None:
+    outcome = run("weights_kept_aside", "pp")
+    told = "pp gives parameters other memory than theta, first, row: what is there stays as it is now"
+    assert outcome.error is None and any(one.startswith(told) for one in outcome.said), outcome.said
+
+
 @pytest.mark.parametrize(
     ("cell", "strategy", "options", "words"),
     [

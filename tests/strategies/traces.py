@@ -89,6 +89,7 @@ class _Tracer:
         self._numbers(path, tensor.detach().to_dense(), kind)
 
     def _numbers(self, path: str, numbers: Tensor, kind: str) -> None:
+        numbers = torch.view_as_real(numbers.resolve_conj()) if numbers.is_complex() else numbers
         self.found.values[path] = numbers.to(torch.float64, copy=True)
         self.found.kinds[path] = kind
 

@@ -306,6 +306,17 @@ def test_a_thousand_failures_make_a_few_notes(home: Path) -> None:
     assert max(map(len, notes[1:])) < 240
 
 
+def test_advice_for_a_file_that_another_rank_has_made(home: Path) -> None:
+    with FakeJob(Home(home), ranks=2) as fake:
+        fake.running()
+        fake.rank(1).failed(FileExistsError(17, "File exists", "out"))
+        fake.ended("failed", first_failure=1)
+        error = owner(fake).exception()
+    assert isinstance(error, FileExistsError)
+    (note,) = [one for one in notes_of(error) if failures.is_advice(one)]
+    assert note.endswith("give makedirs or mkdir exist_ok=True, or make it under `if td.is_main:`")
+
+
 def test_advice_for_a_name_that_stayed_in_the_notebook() -> None:
     error, names = NameError("name 'lock' is not defined"), {"lock": 1}
     (note,) = failures._left_in_notebook(error, "", names, ())

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from jupyter_torchdist import marshal
-from jupyter_torchdist.protocol.errors import RankFailed
+from jupyter_torchdist.protocol.errors import RankFailed, StrategyError
 from jupyter_torchdist.protocol.events import ErrorRecord
 from tests import crossing
 from tests.crossing import Notebook
@@ -179,3 +179,11 @@ def test_dumping_without_a_bundle(tmp_path: Path) -> None:
     error = marshal.load_exception(tmp_path / "results" / "error.pkl", {}, {}, record)
     assert type(error) is ValueError
     assert error.args == ("early",)
+
+
+def test_our_own_error_keeps_its_hint_where_only_a_record_is_left(tmp_path: Path) -> None:
+    text = "tp finds nothing to split\n  → use --strategy ddp"
+    record = ErrorRecord("StrategyError", "jupyter_torchdist.protocol.errors", text, text)
+    error = marshal.load_exception(tmp_path / "none.pickle", {}, {}, record)
+    assert isinstance(error, StrategyError)
+    assert (error.message, error.hint, str(error)) == ("tp finds nothing to split", "use --strategy ddp", text)

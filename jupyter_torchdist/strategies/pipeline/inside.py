@@ -24,6 +24,7 @@ from ..core.outputs import closed
 from ..core.rng import OwnStream, as_then, present, undone
 from ..core.scatter import map_tensors
 from ..step.deferred import Deferred, OperationRecord
+from ..step.views import versions
 from .contract import StagedModel
 from .loss import Graph, Parts, graph_of, proved, weight_of
 from .passage import SPENT, Passage
@@ -125,8 +126,8 @@ class LossStep:
 
     def _state(self) -> list[Any]:
         """State that must not change between the call of the forward and its computation."""
-        own = [parameter._version for parameter in self._pipeline.root.parameters()]
-        given = [tensor._version for one in self._passage.microbatches for tensor in one.tensors()]
+        own = versions(list(self._pipeline.root.parameters()))
+        given = versions([tensor for one in self._passage.microbatches for tensor in one.tensors()])
         return [own, given, [module.training for module in self._pipeline.root.modules()]]
 
     @contextmanager

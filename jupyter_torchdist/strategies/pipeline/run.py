@@ -12,8 +12,8 @@ from torch import Tensor
 
 from ...torch_private.places import stage_backward_input, stage_backward_weight
 from ..analysis.divisors import divisor_of
-from ..core.scatter import tensors_in
-from ..step.views import no_view
+from ..core.scatter import map_tensors, tensors_in
+from ..step.views import no_view, no_view_with_gradient
 from .contract import StagedModel
 from .flow import Flow, Value
 from .schedules import Action, Kind, Orders, messages, taken
@@ -144,9 +144,7 @@ class Work:
             arrived = self._take(action, stage - 1)
             for value, tensor in zip(one.flow.entering[stage], arrived, strict=True):
                 part.received[value.number] = tensor.requires_grad_(value.requires_grad)
-        given = {
-            number: no_view(tensor) if tensor.requires_grad else tensor for number, tensor in part.received.items()
-        }
+        given = map_tensors(part.received, no_view_with_gradient)
         outputs, part.passed = self._pipeline.run_stage(one.flow, stage, given, *one.inputs)
         if stage < self._last:
             leaving = [part.passed[value.number] for value in one.flow.entering[stage + 1]]

@@ -20,7 +20,7 @@ from ...protocol.errors import StrategyError
 from ..core import blocks
 from ..core.scatter import map_tensors, tensors_in
 from ..core.stages import MARK
-from ..step.views import no_view
+from ..step.views import no_view_with_gradient
 
 _LISTS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 Call = Callable[..., Any]
@@ -151,7 +151,7 @@ class Measurer:
         args, kwargs = map_tensors((args, kwargs), _leaf)
         begun = self._now()
         with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-            given = map_tensors((args, kwargs), lambda one: no_view(one) if one.requires_grad else one)
+            given = map_tensors((args, kwargs), no_view_with_gradient)
             outputs = original(*given[0], **given[1])
         made = [tensor for tensor in tensors_in(outputs) if tensor.requires_grad]
         asked = [tensor for tensor in (*tensors_in((args, kwargs)), *own) if tensor.requires_grad]

@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor
 from ...protocol.errors import StrategyError
 from ...torch_private.places import default_store
 from ..core.scatter import tensors_in
+from .aliases import Alias
 
 
 def _is_elsewhere(parameter: Any) -> bool:
@@ -48,6 +49,9 @@ class Files:
         Raises ``StrategyError`` for sharded state dicts, and for objects whose values are not all on this rank.
         """
         _check_whole(obj)
+        for tensor in tensors_in(obj):
+            if isinstance(tensor, Alias):
+                tensor.torchdist_memory.refresh()
         if not self._whole and any(isinstance(tensor, DTensor) for tensor in tensors_in(obj)):
             raise StrategyError(
                 "torch.save of a sharded state dict (state_dict_type=SHARDED_STATE_DICT): the file would hold only "

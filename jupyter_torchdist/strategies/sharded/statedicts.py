@@ -27,6 +27,7 @@ from ..core.ownership import own_class
 from ..core.patches import Patches
 from ..core.scatter import map_tensors
 from ..core.side_effects import is_users_own
+from .aliases import Alias
 from .dtensor_data import DATA
 from .files import Files, _is_elsewhere, _parameters
 from .unsharded import groups_of, units_in
@@ -140,7 +141,11 @@ class Lent:
         """An optimizer is about to change the weights."""
         self.keep()
         for first, module in self._given or ():
-            if first() is not None and any(map(_is_elsewhere, _parameters(module).values())):
+            if (
+                (kept := first()) is not None
+                and not isinstance(kept, Alias)
+                and any(map(_is_elsewhere, _parameters(module).values()))
+            ):
                 name = own_class(module).__name__
                 self._say(
                     f"{name}.state_dict() returns a copy of the sharded weights: the copy that the cell keeps here "

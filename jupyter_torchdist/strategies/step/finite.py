@@ -198,7 +198,8 @@ _DONE = {
 def _values(gradient: Tensor | None) -> Tensor:
     assert gradient is not None
     values = local(gradient)
-    return values.coalesce().values() if values.is_sparse else values
+    values = values.coalesce().values() if values.is_sparse else values
+    return torch.view_as_real(values) if values.is_complex() else values
 
 
 def _measured(gradients: Sequence[Tensor], device: torch.device) -> Tensor | None:

@@ -17,6 +17,11 @@ def no_view(tensor: Tensor) -> Tensor:
     return result
 
 
+def no_view_with_gradient(tensor: Tensor) -> Tensor:
+    """``no_view`` of a tensor that asks for a gradient; another one as it is."""
+    return no_view(tensor) if tensor.requires_grad else tensor
+
+
 class _NoView(Function):
     @staticmethod
     def forward(ctx: Any, tensor: Tensor) -> Tensor:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
+import gc
 import importlib.util
-import itertools
 import operator
 import os
 import re
 import sys
 import sysconfig
 import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import accumulate, chain, compress, repeat, takewhile
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 OURS = str(Path(__file__).parents[1]) + os.sep
 """This package's directory."""
@@ -35,20 +39,42 @@ def _libraries() -> tuple[str, ...]:
     return (*(place + os.sep for place in dict.fromkeys(places)), "<frozen")
 
 
+_call: Any = getattr(operator, "call", lambda function: function())
 _PLACE = operator.attrgetter("f_code.co_filename", "f_lineno")
 
 
 def places_of_main() -> list[tuple[str, int]]:
-    """File and line of each frame of the main thread, from inner to outer, for another thread.
-
-    No Python code runs between two frames, so the main thread cannot end one that is looked at. A rank of Python 3.11
-    was seen to crash where it could.
-    """
+    """File and line of each frame of the main thread, from inner to outer, for another thread."""
     places: list[tuple[str, int]] = []
-    frame = sys._current_frames().get(threading.main_thread().ident or 0)
-    with contextlib.suppress(AttributeError):  # of None, which is around the outermost frame
-        places.extend(map(_PLACE, itertools.accumulate(itertools.repeat("f_back"), getattr, initial=frame)))
+    main = threading.main_thread().ident or 0
+    if sys.version_info[:2] == (3, 11):
+        _without_collection(partial(places.extend, _walk(main)))
+    else:
+        places.extend(_walk(main))
     return places
+
+
+def _walk(thread: int) -> Iterator[tuple[str, int]]:
+    """Runs no Python code, and begins when it is asked for the first frame."""
+    frame = map(operator.itemgetter(thread), map(_call, (sys._current_frames,)))
+    outwards = accumulate(chain(frame, repeat("f_back")), getattr)
+    return map(_PLACE, takewhile(bool, outwards))
+
+
+def _without_collection(call: Callable[[], None]) -> None:
+    """Python 3.11 makes the objects of frames when they are asked for, and may collect garbage then.
+
+    If user code that this runs (``__del__``) lets the main thread go on, that thread may end the frame which is looked
+    at: the process crashes or hangs. No Python code runs between the question whether garbage is collected and the
+    answer to it, so no other thread can switch that on or off meanwhile.
+    """
+    on: list[bool] = []
+    calls = partial(on.extend, map(_call, (gc.isenabled,))), gc.disable, call
+    try:
+        deque(map(_call, chain(calls, compress((gc.enable,), on))), maxlen=0)
+    except BaseException:
+        deque(map(_call, compress((gc.enable,), on)), maxlen=0)
+        raise
 
 
 def is_ours(filename: str) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import subprocess
 import sys
 import threading
 
@@ -89,3 +91,51 @@ def test_another_thread_sees_where_the_main_thread_is() -> None:
         outer.append(around.f_code.co_filename)
         around = around.f_back
     assert [file for file, _ in found[0]][-len(outer) :] == outer
+
+
+WALKS = """
+import faulthandler, gc, threading, time
+from jupyter_torchdist.usercode.frames import places_of_main
+
+class Garbage:
+    def __init__(self):
+        self.me = self
+    def __del__(self):
+        if threading.current_thread() is not threading.main_thread():
+            time.sleep(3e-3)
+
+def deep(levels):
+    return deep(levels - 1) + 1 if levels else 0
+
+def look():
+    for _ in range(300):
+        gc.collect(0)
+        Garbage()
+        full = []
+        while gc.get_count()[0] < gc.get_threshold()[0] - 10:
+            full.append([])
+        places_of_main()
+
+faulthandler.enable()
+looks = threading.Thread(target=look)
+looks.start()
+while looks.is_alive():
+    for levels in range(0, 900, 37):
+        deep(levels)
+print("whole", gc.isenabled())
+"""
+
+
+def test_looking_at_the_main_thread_collects_no_garbage_in_the_middle() -> None:
+    """A collection that lets the main thread go on has crashed ranks of Python 3.11."""
+    done = subprocess.run([sys.executable, "-c", WALKS], capture_output=True, text=True, timeout=100)
+    assert done.stdout == "whole True\n", done.stderr
+
+
+def test_looking_at_the_main_thread_leaves_the_collection_off_where_it_is_off() -> None:
+    gc.disable()
+    try:
+        assert (__file__, sys._getframe().f_lineno) in places_of_main()
+        assert not gc.isenabled()
+    finally:
+        gc.enable()

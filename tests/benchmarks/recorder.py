@@ -170,7 +170,7 @@ def parts(notebook: Notebook, what: str, model: str, window: int, costs: Sequenc
     ``costs``: milliseconds of a collective by the clock, and of the main thread.
     """
     notebook.run(model, timeout=120)
-    notebook.run(f"%%distribute --ranks 2 --strategy ddp --out spent,each\n{SWITCHED}", timeout=1200)
+    notebook.run(f"%%distribute --ranks 2 --strategy ddp --out spent,each\n{SWITCHED}", timeout=3600)
     windows, each = notebook.value("spent")[2 * turns.WARM :], notebook.value("each")
     for which, of in enumerate(("", ", of the main thread's processor time")):
         on = [spent[which] for place, spent in enumerate(windows) if place % 4 in (0, 3)]

@@ -125,7 +125,7 @@ class Distributor:
             return []
         shared = aliases.shared_with(parameters)
         if shared and not self.sharded:
-            names = ", ".join(aliases.names_of(one for memory in shared for one in memory.tensors()))
+            names = ", ".join(aliases.names_of(one for memory in shared for one in memory.tensors))
             self.context.say(
                 f"{self.context.plan.name} gives parameters other memory than {names or 'tensors of the cell'}: what "
                 "is there stays as it is now, and writing to it does not change the model (use the parameters "

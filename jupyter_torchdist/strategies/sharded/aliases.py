@@ -8,7 +8,7 @@ time, because all of them run the cell.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -58,26 +58,24 @@ class Alias(Tensor):
 class Memory:
     """Memory that the cell's tensors share with ``parameters``, which are about to be sharded."""
 
-    def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
+    def __init__(self, parameters: Iterable[nn.Parameter], living: Iterable[Tensor] = ()) -> None:
+        """``living``: tensors that may be in this memory."""
         self._own = {parameter: parameter.data for parameter in parameters}
         self._places: list[tuple[DTensor, Tensor]] = []
         """Shards, with the places of the whole parameters in this memory."""
         self._versions: dict[int, int] = {}
-
-    def tensors(self) -> list[Tensor]:
-        """The tensors in this memory that are no parameters."""
-        ours = set(map(id, self._own.values()))
-        return [one for one in all_of(Tensor) if id(one) not in ours and type(one) is Tensor and self._has(one)]
+        self.tensors = [one for one in living if self._has(one)]
+        """The tensors in this memory that are no parameters, until these are sharded."""
 
     def follow(self, replaced: Mapping[nn.Parameter, nn.Parameter]) -> None:
         """Parameters have been replaced by shards."""
-        tensors = self.tensors()
         for parameter, view in self._own.items():
             shard: Any = replaced.get(parameter)
             if isinstance(shard, DTensor):
                 self._places.append((shard, view))
-        for one in tensors if self._places else ():
+        for one in self.tensors if self._places else ():
             self.take(one)
+        self.tensors.clear()
 
     def take(self, tensor: Tensor) -> None:
         """Make a tensor an alias, if it is in this memory."""
@@ -128,12 +126,28 @@ def shared_with(parameters: Iterable[nn.Parameter]) -> list[Memory]:
         if (address := _address(one)) is not None:
             at.setdefault(address, []).append(place)
     shared = [places for places in at.values() if storage_references(listed[places[0]]) > _OURS + len(places)]
-    found = [places for places in shared if Memory(listed[place] for place in places).tensors()]
+    living = _living() if shared else {}
+    memories = {places: _memory(listed, places, living) for places in map(tuple, shared)}
+    found = [places for places, memory in memories.items() if memory.tensors]
     known = of_every_rank(None if any(one.is_meta for one in listed) else found)
     if any(each is None for each in known):
         return []
-    together = sorted({tuple(one) for each in known for one in each or ()})
-    return [Memory(listed[place] for place in places) for places in together]
+    together = sorted({one for each in known for one in each or ()})
+    return [memories.get(places) or _memory(listed, places, living) for places in together]
+
+
+def _living() -> dict[int, list[Tensor]]:
+    """The plain tensors of this process, by the beginning of their memory."""
+    found: dict[int, list[Tensor]] = {}
+    for one in all_of(Tensor):
+        if type(one) is Tensor and (address := _address(one)) is not None:
+            found.setdefault(address, []).append(one)
+    return found
+
+
+def _memory(parameters: Sequence[nn.Parameter], places: Iterable[int], living: Mapping[int, list[Tensor]]) -> Memory:
+    own = [parameters[place] for place in places]
+    return Memory(own, living.get(_address(own[0]) or 0, ()))
 
 
 def names_of(tensors: Iterable[Tensor]) -> list[str]:

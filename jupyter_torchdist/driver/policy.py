@@ -10,7 +10,7 @@ from typing import Any
 from ..protocol.events import Event
 from ..protocol.plan import Plan
 from ..protocol.state import RANK_ENDS, JobState, RankState
-from ..views.wording import duration, first_few, others
+from ..views.wording import first_few, others, stalled
 from . import findings
 
 STOP_GRACE = 1.0
@@ -300,8 +300,7 @@ def finish(plan: Plan, state: JobState, standing: AttemptStatus) -> Finish:
     if failed:
         return Finish("failed", failure_in_words(failed[0]), failed[0].rank)
     if state.stall is not None and state.stall.ends:
-        words = f"stalled {duration(state.stall.told - state.stall.since)}: {state.stall.finding.sentence}"
-        return Finish("failed", words, None)
+        return Finish("failed", stalled(state.stall, state.stall.told), None)
     if state.ranks and (absent := [node.called for node in plan.nodes if not state.ranks.keys() & set(node.ranks)]):
         return Finish("failed", f"no rank of {', '.join(absent)} could be started, so the other ranks were ended", None)
     if state.ranks and (missing := sorted(set(range(plan.world_size)) - state.ranks.keys())):

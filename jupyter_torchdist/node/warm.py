@@ -54,7 +54,7 @@ class Zygote:
 
 def base_environment(environ: dict[str, str]) -> dict[str, str]:
     """The variables needed to start an interpreter. All other variables come with each job."""
-    ours = ("TORCHDIST_HOME", "TORCHDIST_RUNTIME_DIR", "TORCHDIST_SCRATCH", "TORCHDIST_SUCCESSORS")
+    ours = ("TORCHDIST_HOME", "TORCHDIST_RUNTIME_DIR", "TORCHDIST_QUEUE", "TORCHDIST_SCRATCH", "TORCHDIST_SUCCESSORS")
     kept = {name: environ[name] for name in ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", *ours) if name in environ}
     return {
         **kept,

@@ -15,7 +15,7 @@ from ..store.logs import decode
 from ..store.screen import Screen
 from ..store.segments import Log, Segment
 from ..store.tail import Tail
-from ..views import job_text
+from ..views import job_text, wording
 from . import ansi
 from .torchrun_logs import Output
 
@@ -94,12 +94,9 @@ class Console:
         self._notes = len(state.notes)
         for log, text in self._lines.poll():
             self._print(log, text)
-        if state.stall != self._stall and not state.final:
+        if state.stall != self._stall:
             self._stall = state.stall
-            line = job_text.stall_line(state, time.time())
-            self.say(
-                f"{line}\n  → {state.stall.finding.remedy}\n" if state.stall else "the ranks make progress again\n"
-            )
+            self.say("the ranks make progress again\n" if state.stall is None else _stalled(state.stall))
 
     def finish(self, state: JobState, now: float) -> None:
         """Print the rest of the output, where the job is tracked, and its headline unless it succeeded."""
@@ -131,3 +128,7 @@ class Console:
         if self._left is not None and self._left <= 0:
             stream.write(f"… more is not shown here: %dist logs {self._paths.job} --rank N\n")
         stream.flush()
+
+
+def _stalled(stall: Stall) -> str:
+    return f"{wording.stalled(stall, time.time())}\n  → {stall.finding.remedy}\n"

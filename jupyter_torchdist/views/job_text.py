@@ -135,10 +135,10 @@ def waits_of(state: JobState) -> list[Wait]:
 
 
 def stall_line(state: JobState, now: float) -> str:
-    """``stalled 34 s: rank 3 has not entered all_reduce #812; …``; empty while ranks make progress, and at the end."""
+    """The words of a job that stalls now; empty while ranks make progress, and at the end."""
     if state.stall is None or not state.stalled:
         return ""
-    return f"stalled {duration(now - state.stall.since)}: {state.stall.finding.sentence}"
+    return wording.stalled(state.stall, now)
 
 
 def waiting_lines(state: JobState, now: float) -> list[str]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 
+from ..protocol.state import Stall
+
 
 def size(count: int) -> str:
     """Bytes in a readable form: ``512 B``, ``1.5 kB``, ``256 MB`` (powers of ten, three digits)."""
@@ -27,6 +29,11 @@ def duration(seconds: float) -> str:
             first, second = below.split()
             return f"{whole // unit} {first} {whole % unit // lower:02d} {second}"
     raise AssertionError(seconds)
+
+
+def stalled(stall: Stall, now: float) -> str:
+    """``stalled 34 s: rank 3 has not entered all_reduce #812; …``; ``now``: in seconds since the epoch."""
+    return f"stalled {duration(now - stall.since)}: {stall.finding.sentence}"
 
 
 def ago(then: float, now: float) -> str:

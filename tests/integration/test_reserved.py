@@ -84,6 +84,13 @@ class Laptop(TwoNodes):
         return out.read_text().splitlines() if out.exists() else []
 
 
+def holds(pid: int, job: str) -> bool:
+    """Whether a process has the file of a job open, which it locked."""
+    with suppress(OSError):
+        return any(fd.resolve() == queue_dir().resolve() / job for fd in Path(f"/proc/{pid}/fd").iterdir())
+    return False
+
+
 def given() -> list[str]:
     """The jobs that have GPUs."""
     return sorted(path.name for path in queue_dir().iterdir())
@@ -125,6 +132,7 @@ def test_who_dies(laptops: list[Laptop]) -> None:
     """Ranks keep their GPUs while they run, without an agent too. Where all of a job is dead, they are free."""
     first, second, third = laptops
     with first.running("GPU-0") as job:
+        assert any(holds(process.pid, job) for process in processes_of_job(job_token(job, "node0")))
         welcomed = first.paths.node("node0").agent_events.read_text()
         agent = int(welcomed.split('"pid":', 1)[1].split(",")[0].split("}")[0])
         os.kill(agent, signal.SIGKILL)

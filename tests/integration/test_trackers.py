@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from jupyter_torchdist.protocol.paths import JobPaths, home
-from jupyter_torchdist.store import catalog, journal, liveness, tracking
+from jupyter_torchdist.store import catalog, journal, liveness, metrics, tracking
 from tests.leaks import wait_until
 
 DIARY = '''
@@ -99,6 +99,10 @@ class Desk:
         found = self.diary.read_text().splitlines() if self.diary.exists() else []
         return [line for line in map(json.loads, found) if line["what"] == what]
 
+    def losses(self) -> list[int]:
+        """The steps of the curve ``loss`` that were delivered."""
+        return [one["step"] for one in self.lines("point") if one["name"] == "loss"]
+
     def closed(self) -> bool:
         return bool(self.lines("close")) and tracking.of(self.paths, "diary").closed
 
@@ -141,21 +145,23 @@ def test_the_process_that_submitted_may_end_and_the_driver_may_die(desk: Desk) -
     desk.gate.touch()
     assert wait_until(lambda: journal.state(desk.paths).final, 60)
     assert wait_until(desk.closed, 60), tracking.lines(desk.paths)
-    assert [one["step"] for one in desk.lines("point") if one["name"] == "loss"] == list(range(5))
+    assert desk.losses() == list(range(5))
 
 
 def test_a_tracker_that_is_killed_is_started_again_and_goes_on_where_it_was(desk: Desk) -> None:
     desk.gate.unlink()
     done = desk.run("--background", "--track", "diary")
     assert done.returncode == 0, done.stderr
-    assert wait_until(lambda: tracking.of(desk.paths, "diary").sent == 5, 60)
+    assert wait_until(lambda: len(desk.losses()) == 5, 60)
+    curves = metrics.files(desk.paths)[0]
+    assert wait_until(lambda: tracking.of(desk.paths, "diary").at.get(curves.name) == curves.stat().st_size, 60)
     first = tracking.of(desk.paths, "diary").process
     assert first is not None
     first.signal(signal.SIGKILL)
     assert wait_until(lambda: tracking.of(desk.paths, "diary").process != first, 60)
     desk.gate.touch()
     assert wait_until(desk.closed, 60), tracking.lines(desk.paths)
-    assert [one["step"] for one in desk.lines("point") if one["name"] == "loss"] == list(range(5))
+    assert desk.losses() == list(range(5))
 
 
 def test_a_tracker_that_never_returns_does_not_delay_the_job(desk: Desk) -> None:

@@ -95,6 +95,13 @@ def test_a_place_that_nobody_holds_counts_only_at_first(monkeypatch: pytest.Monk
         assert sorted(path.name for path in queue.iterdir()) == [B, C]
 
 
+def test_a_file_that_is_being_written_is_not_removed(queue: Path) -> None:
+    assert tickets.enter(Asked(A, 1, ALL))
+    (queue / B).touch()
+    assert tickets.enter(Asked(C, 1, ALL))
+    assert (queue / B).exists()
+
+
 def test_what_others_write_there(queue: Path, enter: Callable[..., None], tmp_path: Path) -> None:
     enter(A, 1)
     (queue / "noise").write_bytes(b"\xff\x00{")

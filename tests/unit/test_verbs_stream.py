@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import io
+import re
 from itertools import pairwise
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jupyter_torchdist.protocol.events import Finding
 from jupyter_torchdist.protocol.state import JobState
 from jupyter_torchdist.store import journal
 from jupyter_torchdist.store.logs import LINE_LIMIT, decode, labelled
@@ -75,6 +77,18 @@ def test_the_console_keeps_the_streams_apart_and_tells_how_it_ended() -> None:
     assert out.getvalue().endswith("[rank 0] last\n")
     assert "✗ failed" in err.getvalue() and "rank 1 failed" in err.getvalue()
     assert err.getvalue().count("mind") == 1
+
+
+def test_who_holds_up_a_job_is_said_where_it_is_ended_at_once() -> None:
+    err = io.StringIO()
+    with FakeJob() as job:
+        job.running()
+        finding = Finding("rank-stuck", "warning", 1, "box", "rank 1 has not entered all_reduce #17", "", "Look.", ())
+        job.tell("job.stalled", since=job.now - 5.0, finding=finding.to_json(), ends=True)
+        job.tell("job.stopping", reason="failed")
+        console = Console(job.paths, err, err)
+        console.tick(_state(job))
+    assert re.fullmatch(r"stalled .+: rank 1 has not entered all_reduce #17\n  → Look\.\n", err.getvalue())
 
 
 def test_a_notebook_is_not_flooded() -> None:

@@ -251,9 +251,10 @@ def _counts(fd: int, found: os.stat_result) -> bool:
 
 
 def _clean(directory: Path) -> None:
-    """Remove this user's files that nobody holds."""
+    """Remove this user's files that nobody holds. A young file may be empty because it is being written."""
     with contextlib.suppress(OSError):
         for entry in os.scandir(directory):
-            mine = entry.is_file(follow_symlinks=False) and entry.stat(follow_symlinks=False).st_uid == os.getuid()
-            if mine and _read(Path(entry.path)) is None:
+            found = entry.stat(follow_symlinks=False)
+            mine = stat.S_ISREG(found.st_mode) and found.st_uid == os.getuid()
+            if mine and time.time() - found.st_ctime >= YOUNG and _read(Path(entry.path)) is None:
                 os.unlink(entry.path)

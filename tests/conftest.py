@@ -45,7 +45,7 @@ def end_jobs(home: Path) -> None:
             process.signal(signal.SIGKILL)
         return not running
 
-    wait_until(ended, timeout=20)
+    wait_until(ended)
 
 
 @pytest.hookimpl(trylast=True)  # once their order is made random
@@ -73,7 +73,7 @@ def _private_runtime() -> Iterator[Path]:
     """A short path (a socket's may have 107 bytes), and in the end nothing that still runs in it."""
     directory = Path(tempfile.mkdtemp(prefix="td-", dir="/tmp"))
     yield directory
-    gone = wait_until(lambda: not processes_of_runtime(directory), timeout=20)
+    gone = wait_until(lambda: not processes_of_runtime(directory))
     left = {} if gone else {pid: command_of(pid) for pid in processes_of_runtime(directory)}
     for pid in left:
         os.kill(pid, signal.SIGKILL)
@@ -116,8 +116,7 @@ def home(request: pytest.FixtureRequest, shared_runtime: Path, lasting: set[int]
         left[:] = Snapshot.take(shared_runtime, lasting).left_since(before)
         return not left
 
-    wait_until(nothing_left, timeout=15)
-    assert not left, "the test left behind:\n  " + "\n  ".join(left)
+    assert wait_until(nothing_left), "the test left behind:\n  " + "\n  ".join(left)
 
 
 @pytest.fixture

@@ -119,8 +119,8 @@ def open_files(pid: int) -> list[str]:
     return found
 
 
-def wait_until(condition: Callable[[], bool], timeout: float) -> bool:
-    """Whether ``condition`` held before ``timeout`` seconds had passed."""
+def wait_until(condition: Callable[[], bool], timeout: float = 60.0) -> bool:
+    """Whether ``condition`` held before ``timeout`` seconds had passed: by itself as long as a busy machine may need."""
     deadline = time.monotonic() + timeout
     while not condition():
         if time.monotonic() > deadline:

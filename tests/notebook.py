@@ -225,7 +225,8 @@ class Notebook:
 
     def value(self, expression: str) -> Any:
         """A value of the notebook, by way of its ``repr``: numbers, strings and containers of them."""
-        self.client.execute("", silent=True, user_expressions={"value": expression})
+        whole = f"repr({expression})"  # IPython shows 1,000 entries of a list
+        self.client.execute("", silent=True, user_expressions={"value": whole})
         while True:
             reply = self.client.get_shell_msg(timeout=60)
             found = reply["content"].get("user_expressions", {}).get("value")
@@ -233,7 +234,7 @@ class Notebook:
                 break
         if found["status"] != "ok":
             raise CellFailed(f"{expression}: {found['ename']}: {found['evalue']}")
-        return ast.literal_eval(found["data"]["text/plain"])
+        return ast.literal_eval(ast.literal_eval(found["data"]["text/plain"]))
 
     def interrupt(self) -> None:
         """What the ■ button does."""

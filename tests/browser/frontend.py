@@ -106,7 +106,7 @@ class Jupyter:
 
     def end_kernels(self) -> None:
         """End every session and kernel, whoever began it."""
-        assert wait_until(self._has_ended_kernels, timeout=60), f"kernels that do not end: {self.kernels()}"
+        assert wait_until(self._has_ended_kernels), f"kernels that do not end: {self.kernels()}"
 
     def _has_ended_kernels(self) -> bool:
         """False when the server fails at one, which is just being started again."""

@@ -319,7 +319,7 @@ def test_keys_in_a_view_are_not_the_notebooks(
     file = server.root / "keys.ipynb"
     before = file.stat().st_mtime_ns
     page.keyboard.press("Control+s")
-    assert wait_until(lambda: file.stat().st_mtime_ns != before, 20)
+    assert wait_until(lambda: file.stat().st_mtime_ns != before)
     assert not notebook.errors
 
 

@@ -131,7 +131,7 @@ def test_the_interrupt_button_cancels(front_end: str, server: Jupyter, page: Pag
     state_is(view, "cancelled")
     expect(notebook.cell(1)).to_contain_text("KeyboardInterrupt")
     notebook.kernel_ready()
-    assert wait_until(lambda: {job.state for job in catalog.jobs()} == {"cancelled"}, 20)
+    assert wait_until(lambda: {job.state for job in catalog.jobs()} == {"cancelled"})
     notebook.picture("interrupted")
     assert not notebook.errors
 
@@ -217,7 +217,7 @@ def test_cancelled_in_the_view_run_again_from_the_panel_and_open_after_a_reload(
     expect(view.get_by_role("button", name="Cancel", exact=True)).to_be_hidden()
     notebook.picture("cancelled")
     cancelled = catalog.jobs()[0]
-    assert wait_until(lambda: not processes_of_job(cancelled.job), 20)
+    assert wait_until(lambda: not processes_of_job(cancelled.job))
 
     open_panel(page)
     page.locator(".td-row").hover()
@@ -247,4 +247,4 @@ def layout_is_saved(server: Jupyter) -> None:
     def saved() -> bool:
         return any("torchdist-jobs:" in file.read_text() for file in server.workspaces.glob("*.jupyterlab-workspace"))
 
-    assert wait_until(saved, 60)
+    assert wait_until(saved)

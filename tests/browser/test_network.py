@@ -159,7 +159,7 @@ def test_a_view_does_not_wait_for_a_kernel_that_is_starting(
     expect(view.locator(".td-header .td-state")).to_have_text("running")
     notebook.picture("a-kernel-starts")
     cancel(view)
-    assert wait_until(lambda: [asked.kind for asked in taken_requests(running_job.paths)] == ["interrupt"], timeout=20)
+    assert wait_until(lambda: [asked.kind for asked in taken_requests(running_job.paths)] == ["interrupt"])
     assert not [path for path in heard if path.endswith(("/channels", f"{running_job.spec.job}/feed"))], heard
 
 

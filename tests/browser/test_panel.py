@@ -122,7 +122,7 @@ def is_killed_cancelled_and_deleted(notebook: Notebook, job: FakeJob) -> None:
     row.hover()
     row.get_by_role("button", name="Cancel Cell In[8]…").click()
     page.get_by_role("button", name="Kill it").click()
-    assert wait_until(lambda: [asked.kind for asked in taken_requests(job.paths)] == ["kill"], timeout=20)
+    assert wait_until(lambda: [asked.kind for asked in taken_requests(job.paths)] == ["kill"])
     job.now = time.time()
     job.ended("cancelled")
     row.hover()

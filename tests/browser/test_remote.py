@@ -48,7 +48,7 @@ def test_a_remote_kernel(server: Jupyter, page: Page, tmp_path: Path) -> None:
     assert not catalog.jobs(), "the server has seen this job"
     expect(notebook.cell(1).locator(".jp-InputPrompt").first).not_to_have_text("[*]:", timeout=60_000)
     page.get_by_role("button", name="Save and create checkpoint").first.click()
-    assert wait_until(lambda: "JobCancelled" in (server.root / path).read_text(), 20)
+    assert wait_until(lambda: "JobCancelled" in (server.root / path).read_text())
 
     page.reload()
     view = the_only_view(notebook, 1)

@@ -121,7 +121,7 @@ def test_vscode_and_a_kernel_that_dies_in_it(server: Jupyter, page: Page) -> Non
     expect(view).to_contain_text(STEP)
     notebook.picture("dead")
     subprocess.run([Path(sys.executable).parent / "torchdist", "cancel", job], check=True)
-    assert wait_until(lambda: {summary.state for summary in catalog.jobs()} == {"cancelled"}, 30)
+    assert wait_until(lambda: {summary.state for summary in catalog.jobs()} == {"cancelled"})
     assert not notebook.errors
 
 
@@ -155,7 +155,7 @@ def test_lab_without_our_extension(server: Jupyter, page: Page) -> None:
     expect(notebook.cell(1).locator(".jp-InputPrompt").first).not_to_have_text("[*]:", timeout=60_000)
 
     page.get_by_role("button", name="Save and create checkpoint").first.click()
-    assert wait_until(lambda: "cancelled" in saved_picture(server.root / path), 20)
+    assert wait_until(lambda: "cancelled" in saved_picture(server.root / path))
     page.reload()
     expect(view).to_contain_text("cancelled", timeout=60_000)
     find(view, "needle of rank 0")

@@ -110,7 +110,7 @@ class Cluster(Hosts):
             self._ip("link", "set", *change.split())
         (self.layout.directory / f"{port}.log").unlink(missing_ok=True)
         self._order("delay", port, far, str(milliseconds))
-        if not wait_until(lambda: "ready" in self._told(f"{port}.log"), timeout=10):
+        if not wait_until(lambda: "ready" in self._told(f"{port}.log")):
             raise BedError(f"the relay of {node} did not start: {self._told(f'{port}.log')}")
 
     def _end_delay(self, node: str) -> None:

@@ -58,7 +58,7 @@ def test_hosts_have_names_users_and_files_of_their_own(cluster: Cluster) -> None
         return cluster.run("node1", "ps", "-e", "-o", "comm=").stdout.split()
 
     # The agent of an earlier test may be there for two seconds more.
-    assert wait_until(lambda: commands() == ["bash", "sshd", "ps"], 15)
+    assert wait_until(lambda: commands() == ["bash", "sshd", "ps"])
 
 
 def test_hosts_have_torch_and_nothing_of_ours(cluster: Cluster) -> None:
@@ -152,7 +152,7 @@ def test_a_limit_holds_in_each_direction(cluster: Cluster, direction: str) -> No
 @pytest.mark.soak
 def test_dropped_connections_leave_processes_behind(cluster: Cluster) -> None:
     with subprocess.Popen(["ssh", "node1", "sleep 1000"], stderr=subprocess.DEVNULL) as client:
-        assert wait_until(lambda: "sleep 1000" in cluster.processes("node1").values(), timeout=60)
+        assert wait_until(lambda: "sleep 1000" in cluster.processes("node1").values())
         cluster.drop_ssh("node1")
         assert client.wait(10) == 255
     assert ssh("node1", "hostname") == "node1"
@@ -163,7 +163,7 @@ def test_dropped_connections_leave_processes_behind(cluster: Cluster) -> None:
 def test_what_is_left_on_a_host_is_told_and_ended(cluster: Cluster) -> None:
     serve = "import socket, time; s = socket.create_server(('', 4711)); time.sleep(1000)"
     cluster.run("node3", "sh", "-c", f'exec {PYTHON} -c "{serve}" >/dev/null 2>&1 &')
-    assert wait_until(lambda: cluster.listening("node3") == {4711}, timeout=60)
+    assert wait_until(lambda: cluster.listening("node3") == {4711})
     process, port = reset(cluster, patience=0)
     assert process.startswith("node3: process ") and "4711" in process
     assert port == "node3: port 4711 is open"
@@ -216,7 +216,7 @@ def test_a_bed_ends_with_its_process(python: Path, tmp_path: Path) -> None:
         keeper, host, interface = owner.stdout.readline().split()
         owner.kill()
     places = [Path("/proc", keeper), Path("/proc", host), Path("/sys/class/net", interface)]
-    assert wait_until(lambda: not any(place.exists() for place in places), timeout=60)
+    assert wait_until(lambda: not any(place.exists() for place in places))
 
 
 def test_the_command_line(python: Path, tmp_path: Path) -> None:

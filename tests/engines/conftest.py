@@ -73,7 +73,7 @@ def slurm(controller: Slurm, home: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
         left[:] = [*controller.queue(), *(line for node in controller.bed.nodes for line in controller.left_on(node))]
         return not left
 
-    wait_until(nothing_left, timeout=60)
+    wait_until(nothing_left)
     controller.clear()
     assert not left, "the test left behind:\n  " + "\n  ".join(left)
 
@@ -123,7 +123,7 @@ def ray_cluster(ray_nodes: RayCluster, home: Path, monkeypatch: pytest.MonkeyPat
         left[:] = ray_nodes.left()
         return not left
 
-    assert wait_until(nothing_left, timeout=60), "the test left behind:\n  " + "\n  ".join(left)
+    assert wait_until(nothing_left), "the test left behind:\n  " + "\n  ".join(left)
 
 
 @pytest.fixture
@@ -164,7 +164,7 @@ def kubernetes(kubernetes_nodes: KubernetesApi, home: Path, monkeypatch: pytest.
         left[:] = kubernetes_nodes.left()
         return not left
 
-    assert wait_until(nothing_left, timeout=60), "the test left behind:\n  " + "\n  ".join(left)
+    assert wait_until(nothing_left), "the test left behind:\n  " + "\n  ".join(left)
 
 
 @pytest.fixture
@@ -196,7 +196,7 @@ def spark(spark_home: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
     monkeypatch.setenv("SPARK_HOME", str(spark_home))
     made = SparkCluster(spark_home)
     yield made
-    assert wait_until(lambda: not made.left(), timeout=60), "the test left behind:\n  " + "\n  ".join(made.left())
+    assert wait_until(lambda: not made.left()), "the test left behind:\n  " + "\n  ".join(made.left())
 
 
 @pytest.fixture

@@ -101,7 +101,7 @@ class Pod:
             stdin=subprocess.DEVNULL,
             start_new_session=True,
         )
-        assert wait_until(lambda: self.first is not None, 30)
+        assert wait_until(lambda: self.first is not None)
         self._status("Running", {"running": {}}, podIP=bed.address(node))
 
     @property

@@ -55,7 +55,7 @@ class SparkCluster:
                 )
                 stack.callback(process.wait)
                 stack.callback(process.terminate)
-                assert wait_until(lambda: listens(port), 60)
+                assert wait_until(lambda: listens(port))
             yield url
 
     def left(self) -> list[str]:

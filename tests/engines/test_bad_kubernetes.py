@@ -124,7 +124,7 @@ def test_why_pods_do_not_start_is_said_and_a_cancel_takes_the_job_back(
     assert wait_until(lambda: 'ImagePullBackOff: Back-off pulling image "nowhere/none:1"' in said(job), PATIENCE)
     job.interrupt()
     assert job.wait(PATIENCE).state == "cancelled"
-    assert wait_until(lambda: not kubernetes.left(), 10), kubernetes.left()
+    assert wait_until(lambda: not kubernetes.left()), kubernetes.left()
     monkeypatch.setattr(kubernetes, "quota", 1)
     job = start(kubernetes_pool, MEET)
     assert wait_until(lambda: "exceeded quota: pods=1" in said(job), PATIENCE), said(job)

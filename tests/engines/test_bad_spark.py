@@ -114,7 +114,7 @@ def test_an_executor_that_is_lost_ends_the_job_with_its_node(spark_pool: DriverP
     os.kill(spark.executors()[0], signal.SIGKILL)
     assert job.wait(PATIENCE).state in ("failed", "lost")
     assert "ExecutorLostFailure" in job.state.reason
-    assert wait_until(lambda: not spark.left(), 15), spark.left()
+    assert wait_until(lambda: not spark.left()), spark.left()
 
 
 @pytest.mark.soak
@@ -125,7 +125,7 @@ def test_an_executor_that_is_lost_is_followed_by_a_new_application(spark_pool: D
     assert job.wait(2 * PATIENCE).state == "succeeded", job.state.reason
     assert job.value == 1
     assert any("ExecutorLostFailure" in note for note in job.state.notes), job.state.notes
-    assert wait_until(lambda: not spark.left(), 15), spark.left()
+    assert wait_until(lambda: not spark.left()), spark.left()
 
 
 @pytest.mark.soak
@@ -136,4 +136,4 @@ def test_the_end_of_the_application_is_the_end_of_the_job(spark_pool: DriverPool
     os.kill(java, signal.SIGKILL)
     assert job.wait(PATIENCE).state in ("failed", "lost")
     assert "the Java process of the job's Spark application has ended" in job.state.reason
-    assert wait_until(lambda: not spark.left(), 15), spark.left()
+    assert wait_until(lambda: not spark.left()), spark.left()

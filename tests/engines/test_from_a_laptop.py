@@ -69,7 +69,7 @@ def test_slurm_over_ssh(login: Slurm, pool: DriverPool) -> None:
     kill_driver(job)
     job.interrupt()
     assert job.wait(PATIENCE).state == "cancelled"
-    assert wait_until(lambda: not login.queue(), 10)
+    assert wait_until(lambda: not login.queue())
 
 
 @pytest.mark.soak

@@ -96,7 +96,7 @@ def test_a_job_waits_for_room_and_a_cancel_leaves_nothing(
     for each in (other, job):
         each.interrupt()
         assert each.wait(PATIENCE).state == "cancelled"
-    assert wait_until(lambda: not kubernetes.left(), 10), kubernetes.left()
+    assert wait_until(lambda: not kubernetes.left()), kubernetes.left()
 
 
 @pytest.mark.soak

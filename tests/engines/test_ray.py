@@ -57,7 +57,7 @@ def test_a_cancel_leaves_nothing_in_ray(ray_pool: DriverPool, ray_cluster: RayCl
     assert sorted(ray_cluster.ask(LEFT)) == [group, f"{group}.0", f"{group}.1"]
     job.interrupt()
     assert job.wait(PATIENCE).state == "cancelled"
-    assert wait_until(lambda: not ray_cluster.left(), 10), ray_cluster.left()
+    assert wait_until(lambda: not ray_cluster.left()), ray_cluster.left()
 
 
 @pytest.mark.soak

@@ -46,7 +46,7 @@ def test_in_a_notebook_the_exception_of_a_rank_is_raised(slurm: Slurm, kernel: N
     assert cell.error is not None and cell.error.name == "ValueError"
     assert "raise ValueError('no good')" in cell.error.traceback
     assert "rank 1 on node2" in cell.error.traceback
-    assert wait_until(lambda: not slurm.queue(), 10)
+    assert wait_until(lambda: not slurm.queue())
 
 
 def test_a_cancel_ends_the_ranks_and_the_job_in_the_queue(pool: DriverPool, slurm: Slurm) -> None:
@@ -55,15 +55,15 @@ def test_a_cancel_ends_the_ranks_and_the_job_in_the_queue(pool: DriverPool, slur
     assert slurm.queue() == [f"{slurm.number(job)} torchdist-{job.id} RUNNING"]
     job.interrupt()
     assert job.wait(PATIENCE).state == "cancelled"
-    assert wait_until(lambda: not slurm.queue(), 10)
+    assert wait_until(lambda: not slurm.queue())
 
 
 @pytest.mark.soak
 def test_a_job_waits_in_the_queue_and_then_runs(pool: DriverPool, slurm: Slurm) -> None:
     holder = slurm.occupy()
     first, second = start(pool, MEET, "--ranks 2"), start(pool, MEET, "--ranks 2")
-    assert wait_until(lambda: "position 1: waiting for nodes" in first.state.queued, 20), first.state.queued
-    assert wait_until(lambda: second.state.queued.startswith("position 2: "), 20), second.state.queued
+    assert wait_until(lambda: "position 1: waiting for nodes" in first.state.queued), first.state.queued
+    assert wait_until(lambda: second.state.queued.startswith("position 2: ")), second.state.queued
     second.interrupt()
     assert second.wait(PATIENCE).state == "cancelled"
     assert not second.state.ranks
@@ -124,7 +124,7 @@ def test_inside_an_allocation_only_the_jobs_own_step_ends(
     kill_driver(job)
     job.interrupt()
     assert job.wait(PATIENCE).state == "cancelled"
-    assert wait_until(lambda: not any("torchdist" in step for step in slurm.steps()), 10), slurm.steps()
+    assert wait_until(lambda: not any("torchdist" in step for step in slurm.steps())), slurm.steps()
     assert slurm.queue() == [f"{allocation} wrap RUNNING"]
     slurm.run("scancel", allocation)
 
@@ -222,4 +222,4 @@ def test_the_notebook(slurm: Slurm, tmp_path: Path) -> None:
         assert f"rank {rank} of 4 on node{rank // 2 + 1}" in apart(texts["run"])
     assert "Sequential (64, 8) loss 0." in texts["back"] and "'succeeded'" in texts["back"]
     assert "'cancelled'" in texts["ended"]
-    assert wait_until(lambda: not slurm.queue(), 10)
+    assert wait_until(lambda: not slurm.queue())

@@ -54,7 +54,7 @@ def test_a_cancel_leaves_nothing_of_spark(spark_pool: DriverPool, spark: SparkCl
     assert spark.left() != []
     job.interrupt()
     assert job.wait(PATIENCE).state == "cancelled"
-    assert wait_until(lambda: not spark.left(), 10), spark.left()
+    assert wait_until(lambda: not spark.left()), spark.left()
 
 
 @pytest.mark.soak
@@ -64,7 +64,7 @@ def test_a_job_that_waits_for_executors_can_be_cancelled(spark_pool: DriverPool,
     kill_driver(job)
     job.interrupt()
     assert job.wait(PATIENCE).state == "cancelled"
-    assert wait_until(lambda: not spark.left(), 10), spark.left()
+    assert wait_until(lambda: not spark.left()), spark.left()
 
 
 @pytest.mark.soak

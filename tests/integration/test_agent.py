@@ -141,7 +141,7 @@ def test_five_that_connect_at_once_find_one_agent(connect: Callable[[], Peer], o
         thread.join()
     assert len(found) == 5
     assert len(set(found)) == 1
-    assert wait_until(lambda: processes_of_runtime(own_runtime) == [found[0].pid], 10)
+    assert wait_until(lambda: processes_of_runtime(own_runtime) == [found[0].pid])
 
 
 def test_what_it_makes_is_private(connect: Callable[[], Peer], directory: Path) -> None:
@@ -223,10 +223,10 @@ def test_idle_it_ends_with_its_warm_processes(connect: Callable[[], Peer], direc
     peer = connect()
     agent = peer.agent()
     peer.say("warm", python=sys.executable, environ=dict(os.environ))
-    assert wait_until(lambda: len(peer.warm_processes()) == 1, 10)
+    assert wait_until(lambda: len(peer.warm_processes()) == 1)
     time_of_last_connection = time.monotonic()
     peer.channel.close()
-    assert wait_until(lambda: not agent.alive() and processes_of_runtime(own_runtime) == [], 20)
+    assert wait_until(lambda: not agent.alive() and processes_of_runtime(own_runtime) == [])
     assert time.monotonic() - time_of_last_connection > 1.5
     left = {path.name for path in directory.iterdir()}
     assert left <= {"agent.lock", "agent.log", "zygote.log"}
@@ -235,7 +235,7 @@ def test_idle_it_ends_with_its_warm_processes(connect: Callable[[], Peer], direc
 def test_a_warm_process_is_there_for_the_next_connection(connect: Callable[[], Peer]) -> None:
     first = connect()
     first.say("warm", python=sys.executable, environ=dict(os.environ))
-    assert wait_until(lambda: [warm["ready"] for warm in first.warm_processes()] == [True], 60)
+    assert wait_until(lambda: [warm["ready"] for warm in first.warm_processes()] == [True])
     first.say("warm", python=sys.executable, environ={**os.environ, "OF_NO_MATTER": "1"})
     second = connect()
     first.channel.close()
@@ -248,10 +248,10 @@ def test_an_agent_that_is_killed_leaves_no_zygote(connect: Callable[[], Peer], o
     peer = connect()
     agent = peer.agent()
     peer.say("warm", python=sys.executable, environ=dict(os.environ))
-    assert wait_until(lambda: [warm["ready"] for warm in peer.warm_processes()] == [True], 60)
+    assert wait_until(lambda: [warm["ready"] for warm in peer.warm_processes()] == [True])
     assert agent.signal(signal.SIGKILL)
     assert peer.closed()
-    assert wait_until(lambda: processes_of_runtime(own_runtime) == [], 20)
+    assert wait_until(lambda: processes_of_runtime(own_runtime) == [])
     heir = connect().agent()  # the dead one's socket and lock are no hindrance
     assert heir != agent
 
@@ -261,7 +261,7 @@ def test_stop_ends_it_at_once(connect: Callable[[], Peer], own_runtime: Path) ->
     peer.hello()
     peer.say("stop_warm")
     assert peer.closed()
-    assert wait_until(lambda: processes_of_runtime(own_runtime) == [], 10)
+    assert wait_until(lambda: processes_of_runtime(own_runtime) == [])
 
 
 # -- nonsense
@@ -328,7 +328,7 @@ def test_ended_while_its_warm_process_starts(connect: Callable[[], Peer], job: J
     peer.say("end", job=job.job, grace=1.0)
     assert peer.wait_for("ended", 10)["job"] == job.job
     peer.say("forget", job=job.job)
-    assert wait_until(lambda: [warm["ready"] for warm in peer.warm_processes()] == [True], 60)
+    assert wait_until(lambda: [warm["ready"] for warm in peer.warm_processes()] == [True])
     assert not job.node("node0").launcher_events.exists()
     assert processes_of_job(job_token(job.job, "node0")) == []
 
@@ -336,7 +336,7 @@ def test_ended_while_its_warm_process_starts(connect: Callable[[], Peer], job: J
 def test_ended_while_its_launcher_is_forked(connect: Callable[[], Peer], job: JobPaths) -> None:
     peer = connect()
     peer.say("warm", python=sys.executable, environ=dict(assignment(job.root).world.environ))
-    assert wait_until(lambda: [warm["ready"] for warm in peer.warm_processes()] == [True], 60)
+    assert wait_until(lambda: [warm["ready"] for warm in peer.warm_processes()] == [True])
     for number in range(5):
         paths = JobPaths(job.root.parent / f"{job.job}-{number}")
         paths.nodes.mkdir(parents=True)
@@ -348,9 +348,7 @@ def test_ended_while_its_launcher_is_forked(connect: Callable[[], Peer], job: Jo
         peer.say("forget", job=paths.job)
     assert peer.hello()["jobs"] == []
     (warm,) = peer.warm_processes()
-    assert wait_until(lambda: zombies(warm["pid"]) == [], 10), (
-        "a launcher that ended waits for the next job to be reaped"
-    )
+    assert wait_until(lambda: zombies(warm["pid"]) == []), "a launcher that ended waits for the next job to be reaped"
 
 
 def zombies(parent: int) -> list[int]:
@@ -366,7 +364,7 @@ def zombies(parent: int) -> list[int]:
 def test_a_warm_process_that_is_stopped_does_not_hold_up_an_end(connect: Callable[[], Peer], job: JobPaths) -> None:
     peer = connect()
     peer.say("warm", python=sys.executable, environ=dict(assignment(job.root).world.environ))
-    assert wait_until(lambda: [warm["ready"] for warm in peer.warm_processes()] == [True], 60)
+    assert wait_until(lambda: [warm["ready"] for warm in peer.warm_processes()] == [True])
     zygote = ProcessId.of(peer.warm_processes()[0]["pid"])
     assert zygote.signal(signal.SIGSTOP)
     peer.channel.send(*order(job.root))
@@ -377,7 +375,7 @@ def test_a_warm_process_that_is_stopped_does_not_hold_up_an_end(connect: Callabl
         zygote.signal(signal.SIGCONT)
     # What it forks now is too late, and is ended as it comes.
     token = job_token(job.job, "node0")
-    assert wait_until(lambda: processes_of_job(token) == [], 10)
+    assert wait_until(lambda: processes_of_job(token) == [])
     assert peer.hello()["jobs"] == []
 
 
@@ -410,7 +408,7 @@ def test_what_a_dead_agent_left_is_ended_by_the_next(connect: Callable[[], Peer]
         os.setsid()
         time.sleep(60)
         os._exit(0)
-    assert wait_until(lambda: os.getsid(pid) == pid, 5)
+    assert wait_until(lambda: os.getsid(pid) == pid)
     launcher = ProcessId.of(pid)
     node.root.mkdir()
     events = EventFile(node.launcher_events)
@@ -443,7 +441,7 @@ def test_what_a_dead_agent_had_not_started_is_started(connect: Callable[[], Peer
         dead.write("node.up", agent=ProcessId.mine().to_json())
     peer = connect()
     peer.channel.send(*order(job.root, fresh=fresh))
-    assert wait_until(files.launcher_events.exists, 60)
+    assert wait_until(files.launcher_events.exists)
     peer.say("end", job=job.job, grace=0.0)
     assert peer.wait_for("ended")["job"] == job.job
     peer.say("forget", job=job.job)

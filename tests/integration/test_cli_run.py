@@ -193,7 +193,7 @@ def test_ctrl_c_while_attached_leaves_the_job_alone(torchdist: Run, tmp_path: Pa
     assert "goes on" in words
     assert catalog.jobs()[0].state == "running"
     assert torchdist("cancel", job, "--kill").returncode == 0
-    assert wait_until(lambda: not processes_of_job(job), 10)
+    assert wait_until(lambda: not processes_of_job(job))
 
 
 def test_doctor_finds_this_machine_well(torchdist: Run) -> None:
@@ -209,7 +209,7 @@ def test_stop_ends_the_warm_processes(own_runtime: Path, torchdist: Run) -> None
         assert torchdist("run", "--ranks", "1", "script.py").returncode == 0
         assert "warm process" in torchdist("nodes").stdout
         assert "ended 1 warm process" in torchdist("stop").stdout
-        assert wait_until(lambda: "no warm processes" in torchdist("nodes").stdout, 60)
+        assert wait_until(lambda: "no warm processes" in torchdist("nodes").stdout)
 
 
 def test_output_that_nobody_reads_on_is_no_error(torchdist: Run, tmp_path: Path) -> None:

@@ -93,7 +93,7 @@ def weights(namespace: dict[str, Any]) -> list[torch.Tensor]:
 def test_an_interrupted_cell_leaves_what_its_steps_made(home: Path, names: dict[str, Any], parts: str) -> None:
     before = dict(names)
     job = begin(parts, names, 0)
-    assert wait_until(lambda: job.logs(0, "out").count("\n") > 10, 60)
+    assert wait_until(lambda: job.logs(0, "out").count("\n") > 10)
     job.interrupt()
     assert job.wait(60).state == "cancelled"
     assert not job.bring(names).left
@@ -116,7 +116,7 @@ def test_a_cell_may_catch_its_interrupt(home: Path, names: dict[str, Any]) -> No
         + "except KeyboardInterrupt:\n    after = model(torch.ones(1, 4)).item()"
     )
     job = begin("fsdp", names, 0, caught)
-    assert wait_until(lambda: job.logs(0, "out").count("\n") > 10, 60)
+    assert wait_until(lambda: job.logs(0, "out").count("\n") > 10)
     job.interrupt()
     assert job.wait(60).state == "succeeded"
     assert not job.bring(names).left

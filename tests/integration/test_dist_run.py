@@ -67,7 +67,7 @@ def test_what_a_rank_raised_has_the_scripts_lines(notebook: Notebook) -> None:
     assert notebook.value("job.id") == attach("night").id
     assert notebook.run("%dist cancel night --kill").stdout.count("cancelled") == 1
     sleeping = notebook.start("%dist run --ranks 1 --name slow sleep.py")
-    assert wait_until(lambda: any(job.name == "slow" and job.state == "running" for job in catalog.jobs()), 60)
+    assert wait_until(lambda: any(job.name == "slow" and job.state == "running" for job in catalog.jobs()))
     notebook.interrupt()
     refusal(notebook.finish(sleeping), "JobCancelled")
     assert attach("slow").state.state == "cancelled"

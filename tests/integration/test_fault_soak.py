@@ -75,7 +75,7 @@ class Scene:
         output = directory / "output"
         with open(output, "w") as file:
             self.client = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, start_new_session=True)
-        assert wait_until(lambda: bool(set(self._home.jobs.glob("[!.]*")) - known), 30), output.read_text()
+        assert wait_until(lambda: bool(set(self._home.jobs.glob("[!.]*")) - known)), output.read_text()
         (root,) = set(self._home.jobs.glob("[!.]*")) - known
         self.paths = JobPaths(root)
 

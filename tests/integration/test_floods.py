@@ -66,7 +66,7 @@ class Reader:
             self.look()
             return bool(self.answers)
 
-        assert wait_until(answered, 60)
+        assert wait_until(answered)
         return self.answers.pop()
 
 
@@ -106,7 +106,7 @@ def test_a_gigabyte_of_one_rank(home: Path, kernel: Notebook) -> None:
     kernel_before, own_before, most = peak(kernel), resident(os.getpid()), 0.0
     before = {job.job for job in catalog.jobs()}
     cell = kernel.start(on_ranks(FLOOD))
-    assert wait_until(lambda: {job.job for job in catalog.jobs()} > before, 60)
+    assert wait_until(lambda: {job.job for job in catalog.jobs()} > before)
     (job,) = {job.job for job in catalog.jobs()} - before
     paths = Home(home).job(job)
     reader = Reader(Feed(paths, Home(home)))
@@ -128,7 +128,7 @@ def test_a_gigabyte_of_one_rank(home: Path, kernel: Notebook) -> None:
         reader.look()
         return reader.latest == LINES - 1
 
-    assert wait_until(has_the_last, 60), reader.latest
+    assert wait_until(has_the_last), reader.latest
     assert reader.bytes < LINES * WIDTH / 5 and most < 100, "it reads along where it can, and keeps nothing"
     asked = reader.ask(what="around", file="0.out", offset=LINES * WIDTH // 2, limit=20)
     assert LINES // 2 in set(numbers(asked["segments"]))

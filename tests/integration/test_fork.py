@@ -211,12 +211,12 @@ def test_a_successor_dies_with_the_zygote_while_it_imports(tmp_path: Path) -> No
     with theirs:
         words = [sys.executable, "-c", program, str(theirs.fileno())]
         process = subprocess.Popen(words, env=environ, pass_fds=(theirs.fileno(),), start_new_session=True)
-    assert wait_until((tmp_path / "pid").exists, 20)
+    assert wait_until((tmp_path / "pid").exists)
     successor = ProcessId.of(int((tmp_path / "pid").read_text()))
     assert successor.pid != process.pid and successor.alive()
     ours.close()  # the agent is gone
     assert process.wait(10) == 0
-    assert wait_until(lambda: not successor.alive(), 5)
+    assert wait_until(lambda: not successor.alive())
 
 
 def test_libraries_of_the_notebook_are_there_in_later_jobs(kernel: Notebook) -> None:
@@ -227,4 +227,4 @@ def test_libraries_of_the_notebook_are_there_in_later_jobs(kernel: Notebook) -> 
         kernel.run("%%distribute --ranks 1 --watch off\nimport sys\nearly = 'pandas' in sys.modules")
         return bool(kernel.value("early"))
 
-    assert wait_until(imported, 20)
+    assert wait_until(imported)

@@ -99,7 +99,7 @@ def test_a_step_that_hangs_is_ended_and_told_and_the_next_ones_run(tmp_path: Pat
     assert "one is not two" in page and "in test_hangs" in page, "where it stood"
     assert "A dry run" in page and "torch" in page
     child = int((tmp_path / "child").read_text())
-    assert wait_until(lambda: not alive(child), 10)
+    assert wait_until(lambda: not alive(child))
     assert "test_hangs" in (tmp_path / "out" / "gpu_check.log").read_text()
 
 
@@ -116,12 +116,12 @@ def test_a_run_that_is_cut_off_leaves_its_page_and_no_process(tmp_path: Path) ->
     process = subprocess.Popen(
         driver(tmp_path, steps, "--seconds", "600"), cwd=ROOT, env=environment(tmp_path), stdout=subprocess.DEVNULL
     )
-    assert wait_until(lambda: (tmp_path / "child").exists(), 60)
+    assert wait_until(lambda: (tmp_path / "child").exists())
     process.send_signal(signal.SIGTERM)
     assert process.wait(30) == 128 + signal.SIGTERM
     told = rows((tmp_path / "gpu_check.md").read_text())
     assert told["quick"][0] == "1 passed" and told["hangs"][0] == "**not run yet**"
-    assert wait_until(lambda: not alive(int((tmp_path / "child").read_text())), 10)
+    assert wait_until(lambda: not alive(int((tmp_path / "child").read_text())))
 
 
 def test_a_dry_run_of_one_step(tmp_path: Path) -> None:

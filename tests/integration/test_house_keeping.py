@@ -313,7 +313,7 @@ def test_stop_ends_the_warm_processes(own_runtime: Path, home: Path, new_noteboo
     warm = [process for process in before if process.pid != kernel.pid]
     assert len(warm) >= 3  # agent, zygote of ranks, zygote of drivers
     assert "ended 1 warm process" in kernel.run("%dist stop").stdout
-    assert wait_until(lambda: not any(process.alive() for process in warm), 5)
+    assert wait_until(lambda: not any(process.alive() for process in warm))
     assert "no warm processes" in kernel.run("%dist nodes").stdout
     kernel.run(HOLDS.format(name="busy"))
     job = newest()
@@ -321,7 +321,7 @@ def test_stop_ends_the_warm_processes(own_runtime: Path, home: Path, new_noteboo
     assert f"still running: {job}; their agent ends after them" in kernel.run("%dist stop").stdout
     assert journal.state(Home(home).job(job)).state == "running"
     assert "cancelled" in kernel.run("%dist cancel busy").stdout
-    assert wait_until(lambda: not [pid for pid in processes_of_runtime(own_runtime) if pid != kernel.pid], 10)
+    assert wait_until(lambda: not [pid for pid in processes_of_runtime(own_runtime) if pid != kernel.pid])
     kernel.run("%%distribute --ranks 1 --watch off\nvalue = 2")
     assert kernel.value("value") == 2
 

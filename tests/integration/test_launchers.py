@@ -62,7 +62,7 @@ class Engine:
 
     def waits(self) -> tuple[JobState, FakeSubmission]:
         """The only job, once it is queued."""
-        assert wait_until(lambda: bool(state_here().queued), 30)
+        assert wait_until(lambda: bool(state_here().queued))
         state = state_here()
         return state, FakeSubmission(self.queue, f"{state.job}-1")
 
@@ -101,7 +101,7 @@ def test_a_queued_job_says_where_it_stands_and_then_runs(engine: Engine) -> None
     assert state.queued == "position 3: waiting for GPUs"
     assert "queued, position 3: waiting for GPUs · 2 ranks" in job_text.headline(state, state.submitted)
     submission.tell("queued", 1)
-    assert wait_until(lambda: state_here().queued == "position 1", 30)
+    assert wait_until(lambda: state_here().queued == "position 1")
     submission.tell("running")
     out, err = process.communicate(timeout=60)
     assert process.returncode == 0, err
@@ -146,7 +146,7 @@ def test_another_driver_takes_a_queued_job_up(engine: Engine) -> None:
     first = state.driver
     assert first is not None
     os.kill(first["pid"], signal.SIGKILL)
-    assert wait_until(lambda: (state_here().driver or first) != first, 30)
+    assert wait_until(lambda: (state_here().driver or first) != first)
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=60)
     assert state_here().state == "cancelled"

@@ -29,4 +29,4 @@ def test_what_a_cell_leaves_behind_is_ended(way: str, kernel: Notebook, tmp_path
         f"subprocess.run(['sh', '-c', '{WAYS[way]} >/dev/null 2>&1 & echo $! > {pid}'], check=True)\n"
     )
     number = int(pid.read_text())
-    assert wait_until(lambda: not ProcessId.of(number).alive(), 5), f"process {number} is still there"
+    assert wait_until(lambda: not ProcessId.of(number).alive()), f"process {number} is still there"

@@ -162,7 +162,7 @@ def test_a_job_that_hangs(notebook: dict[str, Any], does: str, at: str) -> None:
         f"Rank 1 never came to all_reduce #2 of 4 float32 ({line(source, '# A')}), in which rank 0 waits; "
         f"rank 1 is at {at.format(B=line(source, '# B'))}."
     )
-    assert wait_until(lambda: [one.sentence for one in findings(job)] == [expected], 40), (
+    assert wait_until(lambda: [one.sentence for one in findings(job)] == [expected]), (
         findings(job),
         expected,
         job.state,

@@ -113,7 +113,7 @@ def refused(laptop: Laptop, gpu: str, holder: str) -> None:
     assert "Ask for fewer --gpus, name other --hosts, or run the cell again later" in state.reason
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 def test_a_gpu_has_one_job(laptops: list[Laptop]) -> None:
     first, second, third = laptops
     with first.running("GPU-0", "GPU-1") as job:
@@ -127,7 +127,7 @@ def test_a_gpu_has_one_job(laptops: list[Laptop]) -> None:
     assert journal.state(third.drive("GPU-0")).state == "succeeded"
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 def test_who_dies(laptops: list[Laptop]) -> None:
     """Ranks keep their GPUs while they run, without an agent too. Where all of a job is dead, they are free."""
     first, second, third = laptops
@@ -147,7 +147,7 @@ def test_who_dies(laptops: list[Laptop]) -> None:
     assert journal.state(second.drive("GPU-0")).state == "succeeded"
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 def test_a_job_that_is_started_again_keeps_its_gpus(laptops: list[Laptop]) -> None:
     first, second, _ = laptops
     first.restarts = 1

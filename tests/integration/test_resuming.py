@@ -194,7 +194,7 @@ def test_an_interrupt_stops_all_ranks_at_one_step(home: Path, tmp_path: Path, st
     with notebook() as namespace:
         namespace.update(stop_at=0, sent=0, epochs=100_000)
         job = submit(Request(CELL, "Cell In[3]", 2, options, namespace))
-        assert wait_until(lambda: job.logs(0, "out").count("\n") > 10, 60)
+        assert wait_until(lambda: job.logs(0, "out").count("\n") > 10)
         job.interrupt()
         assert job.wait(60).state == "cancelled"
         job.bring(namespace)

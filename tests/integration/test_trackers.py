@@ -122,7 +122,7 @@ def desk(tmp_path: Path) -> Iterator[Desk]:
 def test_a_tracker_of_a_package_gets_everything_once(desk: Desk) -> None:
     done = desk.run("--name", "night", "--track", "diary", "--track", "diary")
     assert done.returncode == 0, done.stderr
-    assert wait_until(desk.closed, 60), tracking.lines(desk.paths)
+    assert wait_until(desk.closed), tracking.lines(desk.paths)
     assert [(one["name"], one["step"]) for one in desk.lines("point") if one["name"] == "loss"] == [
         ("loss", step) for step in range(5)
     ], "the refused point was passed over"
@@ -138,13 +138,13 @@ def test_the_process_that_submitted_may_end_and_the_driver_may_die(desk: Desk) -
     desk.gate.unlink()
     done = desk.run("--background", "--track", "diary")
     assert done.returncode == 0, done.stderr
-    assert wait_until(lambda: len(desk.lines("point")) >= 5, 60)
+    assert wait_until(lambda: len(desk.lines("point")) >= 5)
     driver = liveness.driver_of(desk.paths)
     assert driver is not None
     driver.process.signal(signal.SIGKILL)
     desk.gate.touch()
-    assert wait_until(lambda: journal.state(desk.paths).final, 60)
-    assert wait_until(desk.closed, 60), tracking.lines(desk.paths)
+    assert wait_until(lambda: journal.state(desk.paths).final)
+    assert wait_until(desk.closed), tracking.lines(desk.paths)
     assert desk.losses() == list(range(5))
 
 
@@ -152,15 +152,15 @@ def test_a_tracker_that_is_killed_is_started_again_and_goes_on_where_it_was(desk
     desk.gate.unlink()
     done = desk.run("--background", "--track", "diary")
     assert done.returncode == 0, done.stderr
-    assert wait_until(lambda: len(desk.losses()) == 5, 60)
+    assert wait_until(lambda: len(desk.losses()) == 5)
     curves = metrics.files(desk.paths)[0]
-    assert wait_until(lambda: tracking.of(desk.paths, "diary").at.get(curves.name) == curves.stat().st_size, 60)
+    assert wait_until(lambda: tracking.of(desk.paths, "diary").at.get(curves.name) == curves.stat().st_size)
     first = tracking.of(desk.paths, "diary").process
     assert first is not None
     first.signal(signal.SIGKILL)
-    assert wait_until(lambda: tracking.of(desk.paths, "diary").process != first, 60)
+    assert wait_until(lambda: tracking.of(desk.paths, "diary").process != first)
     desk.gate.touch()
-    assert wait_until(desk.closed, 60), tracking.lines(desk.paths)
+    assert wait_until(desk.closed), tracking.lines(desk.paths)
     assert desk.losses() == list(range(5))
 
 
@@ -169,7 +169,7 @@ def test_a_tracker_that_never_returns_does_not_delay_the_job(desk: Desk) -> None
     done = desk.run("--track", "diary", TORCHDIST_TRACK_SECONDS="2")
     assert done.returncode == 0, done.stderr
     later = f"not everything is delivered: it took longer than 2.0 s; `torchdist track {desk.paths.job} diary`"
-    assert wait_until(lambda: later in "".join(tracking.lines(desk.paths)), 60), tracking.lines(desk.paths)
+    assert wait_until(lambda: later in "".join(tracking.lines(desk.paths))), tracking.lines(desk.paths)
 
 
 @pytest.mark.parametrize(

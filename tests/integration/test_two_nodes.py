@@ -109,7 +109,7 @@ def disks() -> Iterator[Path]:
     """Two nodes' directories; their agents stay warm from test to test, and end by themselves."""
     directory = Path(tempfile.mkdtemp(prefix="td2n-", dir="/tmp"))
     yield directory
-    ended = wait_until(lambda: not list(directory.glob("*/r/agent-*/agent.sock")), timeout=10)
+    ended = wait_until(lambda: not list(directory.glob("*/r/agent-*/agent.sock")))
     shutil.rmtree(directory)
     assert ended, "an agent is still there"
 

@@ -135,7 +135,7 @@ def test_a_hang_names_rank_and_line(notebook: dict[str, Any], does: str, at: str
     def said() -> list[str]:
         return [line.partition(", for ")[0] for line in job_text.waiting_lines(job.state, time.time())]
 
-    assert wait_until(lambda: said() == expected, 40), (said(), expected, job.logs(), job.state)
+    assert wait_until(lambda: said() == expected), (said(), expected, job.logs(), job.state)
     job.kill()
     assert job.wait(PATIENCE).state == "cancelled"
 

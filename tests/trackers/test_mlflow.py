@@ -43,7 +43,7 @@ def test_a_job_is_one_run_with_everything(runs: Runs, start: Start) -> None:
 def test_how_a_job_ends_is_how_its_run_ends(runs: Runs, start: Start) -> None:
     failed = start("--ranks 2 --track mlflow", CELL_THAT_FAILS)
     cancelled = start("--ranks 2 --track mlflow", gate="/never")
-    assert wait_until(lambda: cancelled.state.state == "running", 30)
+    assert wait_until(lambda: cancelled.state.state == "running")
     cancelled.interrupt()
     delivered(failed, "mlflow"), delivered(cancelled, "mlflow")
     (run,) = runs.of(failed.id)
@@ -60,7 +60,7 @@ def test_a_server_that_is_down_from_the_start_loses_nothing(
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{road.port}")
     job = start("--ranks 1 --track mlflow")
     assert job.wait().state == "succeeded"
-    assert wait_until(lambda: bool(tracking.of(job.paths, "mlflow").trouble), 60)
+    assert wait_until(lambda: bool(tracking.of(job.paths, "mlflow").trouble))
     (line,) = tracking.lines(job.paths)
     assert line == ("mlflow: its server does not answer (Connection refused); nothing is lost, it is tried again"), (
         "and no link yet"
@@ -80,7 +80,7 @@ def test_a_server_whose_name_is_unknown_is_said_in_a_few_words(
     job = start(
         "--ranks 1 --track mlflow", f"import os, time\nwhile not os.path.exists({str(told)!r}): time.sleep(0.05)"
     )
-    assert wait_until(lambda: bool(tracking.of(job.paths, "mlflow").trouble), 60)
+    assert wait_until(lambda: bool(tracking.of(job.paths, "mlflow").trouble))
     trouble = tracking.of(job.paths, "mlflow").trouble
     told.touch()
     assert job.wait().state == "succeeded"
@@ -93,13 +93,13 @@ def test_a_server_that_goes_down_in_the_middle_and_comes_back(
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{road.port}")
     road.open()
     job = start("--ranks 1 --track mlflow", gate=str(tmp_path / "gate"))
-    assert wait_until(lambda: tracking.of(job.paths, "mlflow").sent >= 22, 60)
+    assert wait_until(lambda: tracking.of(job.paths, "mlflow").sent >= 22)
     (run,) = runs.of(job.id)
     assert run.info.status == "RUNNING" and runs.curve(run, "loss") == LOSSES[:11], "it runs while its points arrive"
-    assert wait_until(lambda: any(name.startswith("system/") for name in runs.of(job.id)[0].data.metrics), 60)
+    assert wait_until(lambda: any(name.startswith("system/") for name in runs.of(job.id)[0].data.metrics))
     road.close()
     (tmp_path / "gate").touch()
-    assert wait_until(lambda: bool(tracking.of(job.paths, "mlflow").trouble), 60)
+    assert wait_until(lambda: bool(tracking.of(job.paths, "mlflow").trouble))
     assert job.wait(60).state == "succeeded"
     road.open()
     delivered(job, "mlflow")
@@ -117,7 +117,7 @@ def test_a_slow_server_does_not_delay_the_job(
     road.open()
     job = start("--ranks 1 --track mlflow")
     assert job.wait(30).state == "succeeded"
-    assert wait_until(lambda: "does not answer" in tracking.of(job.paths, "mlflow").trouble, 60)
+    assert wait_until(lambda: "does not answer" in tracking.of(job.paths, "mlflow").trouble)
     road.delay = 0.0
     delivered(job, "mlflow")
     (run,) = runs.of(job.id)
@@ -131,7 +131,7 @@ def test_what_was_not_delivered_in_time_is_delivered_later(
     monkeypatch.setenv("TORCHDIST_TRACK_SECONDS", "0.5")
     job = start("--ranks 1 --track mlflow")
     job.wait()
-    assert wait_until(lambda: "delivers the rest" in "".join(tracking.lines(job.paths)), 60)
+    assert wait_until(lambda: "delivers the rest" in "".join(tracking.lines(job.paths)))
     shown = "".join(perform(parse.parse(f"show {job.id}", "torchdist")))
     assert re.search(
         f"mlflow: not everything is delivered: .*; `torchdist track {job.id} mlflow` delivers the rest", shown
@@ -182,7 +182,7 @@ def test_a_job_whose_files_are_removed_ends_its_tracker(
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{road.port}")
     job = start("--ranks 1 --track mlflow")
     job.wait()
-    assert wait_until(lambda: tracking.of(job.paths, "mlflow").process is not None, 60)
+    assert wait_until(lambda: tracking.of(job.paths, "mlflow").process is not None)
     process = tracking.of(job.paths, "mlflow").process
     assert process is not None and process.alive()
     list(perform(parse.parse(f"rm {job.id}", "torchdist")))

@@ -24,13 +24,13 @@ def test_the_page_of_the_run_stands_under_the_cell_and_in_show(
     cell = "import os, time\nimport jupyter_torchdist as td\ntd.log(loss=lr)\n"
     cell += "while not os.path.exists(gate):\n    time.sleep(0.02)\n"
     notebook.run(f"%%distribute --ranks 2 --track tensorboard --background\n{cell}")
-    assert wait_until(lambda: len(catalog.jobs()) == 1, 30)
+    assert wait_until(lambda: len(catalog.jobs()) == 1)
     job = catalog.jobs()[0].job
     paths = home().job(job)
-    assert wait_until(lambda: bool(tracking.of(paths, "tensorboard").link), 60), tracking.lines(paths)
+    assert wait_until(lambda: bool(tracking.of(paths, "tensorboard").link)), tracking.lines(paths)
     gate.touch()
     line = f"tensorboard: {tmp_path / 'logs' / job}"
     assert line in str(notebook.run(f"%dist attach {job}"))
-    assert wait_until(lambda: tracking.of(paths, "tensorboard").closed, 60)
+    assert wait_until(lambda: tracking.of(paths, "tensorboard").closed)
     assert line in str(notebook.run(f"%dist show {job}"))
     assert line in str(notebook.run(f"%dist track {job}"))

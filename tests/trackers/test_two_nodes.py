@@ -47,7 +47,7 @@ def test_two_nodes_are_one_run_with_the_curves_and_the_use_of_both(nodes: TwoNod
     thread.start()
     drive(CELL, nodes, tmp_path, names={"gate": str(gate)}, track=("mlflow",))
     thread.join()
-    assert wait_until(lambda: tracking.of(paths, "mlflow").closed, 60), tracking.lines(paths)
+    assert wait_until(lambda: tracking.of(paths, "mlflow").closed), tracking.lines(paths)
     (run,) = runs.of(JOB)
     assert run.info.status == "FINISHED" and run.data.params["nodes"] == "2"
     assert [run.data.metrics[name] for name in ("rank", "rank_1/rank", "rank_2/rank", "rank_3/rank")] == [0, 1, 2, 3]

@@ -196,10 +196,10 @@ def test_a_spare_driver_that_was_killed_is_replaced(pool_of: Made, job: JobPaths
     pool = pool_of(WRITES)
     pool.warm()
     zygote = process_of(pool)
-    assert wait_until(lambda: len(descendants(zygote.pid)) == 1, 20)
+    assert wait_until(lambda: len(descendants(zygote.pid)) == 1)
     (spare,) = descendants(zygote.pid)
     os.kill(spare, signal.SIGKILL)
-    assert wait_until(lambda: not start_ticks(spare), 20)
+    assert wait_until(lambda: not start_ticks(spare))
     assert give(pool, job, tmp_path / "told")["pid"] != spare
 
 

@@ -260,7 +260,7 @@ def test_ranks_that_live_are_written_and_after_the_end_nothing(job: FakeJob) -> 
         return path.exists()
 
     try:
-        assert wait_until(turn, 10.0)
+        assert wait_until(turn)
         (first,) = files.read(job.paths).items()
         assert first[0] == 0
         assert first[1].memory
@@ -285,7 +285,7 @@ def test_what_is_found_after_the_end_is_not_written(job: FakeJob) -> None:
     try:
         watch.turn({"j": node}, time.monotonic())
         node.state = "ended"
-        assert wait_until(lambda: not watch._found.empty(), 10.0)
+        assert wait_until(lambda: not watch._found.empty())
         watch.turn({"j": node}, time.monotonic())
         assert not node.files.gauges.exists()
     finally:
@@ -308,7 +308,7 @@ def test_a_thread_that_fails_is_asked_again(job: FakeJob, monkeypatch: pytest.Mo
         return len(looked) > 2
 
     try:
-        assert wait_until(turn, 10.0)
+        assert wait_until(turn)
     finally:
         watch.close()
         node.close()

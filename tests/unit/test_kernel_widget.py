@@ -71,9 +71,9 @@ def threads() -> list[str]:
 def test_each_view_has_a_feed_of_its_own(port: Port, pumping: pump.Pump) -> None:
     port.job.rank(0).prints("early\n")
     pumping.hand({"view": "a", "binary": True, "message": OPEN})
-    assert wait_until(lambda: bool(port.of("a", "lines")), 5)
+    assert wait_until(lambda: bool(port.of("a", "lines")))
     pumping.hand({"view": "b", "binary": False, "message": OPEN})
-    assert wait_until(lambda: bool(port.of("b", "lines")), 5)
+    assert wait_until(lambda: bool(port.of("b", "lines")))
     assert port.of("b", "hello")[0]["n"] == 1
     assert {(view, binary) for view, binary, _ in port.sent} == {("a", True), ("b", False)}
 
@@ -83,44 +83,44 @@ def test_a_view_that_does_not_answer_is_forgotten(
 ) -> None:
     monkeypatch.setattr(pump, "VANISHED", 0.1)
     pumping.hand({"view": "a", "message": OPEN})
-    assert wait_until(lambda: bool(port.of("a", "hello")), 5)
+    assert wait_until(lambda: bool(port.of("a", "hello")))
 
     def forgotten() -> bool:
         pumping.hand({"view": "a", "message": {"type": "ask", "id": 1, "what": "older", "at": {}, "limit": 1}})
         return wait_until(lambda: bool(port.of("a", "forgotten")), 0.1)
 
-    assert wait_until(forgotten, 10)
+    assert wait_until(forgotten)
 
 
 def test_a_ping_is_answered_and_tells_a_forgotten_view_to_open(port: Port, pumping: pump.Pump) -> None:
     pumping.hand({"view": "a", "message": OPEN})
     pumping.hand({"view": "a", "ping": True})
     pumping.hand({"view": "b", "ping": True})
-    assert wait_until(lambda: bool(port.of("b", "forgotten")), 5)
+    assert wait_until(lambda: bool(port.of("b", "forgotten")))
     assert len(port.of("a", "alive")) == 1 and port.of("a", "forgotten") == []
 
 
 def test_a_late_acknowledgement_of_a_view_that_is_gone_gets_no_answer(port: Port, pumping: pump.Pump) -> None:
     pumping.hand({"view": "a", "message": {"type": "ack", "n": 0}})
     pumping.hand({"view": "b", "message": {"type": "ask", "id": 1, "what": "older", "at": {}, "limit": 1}})
-    assert wait_until(lambda: bool(port.of("b", "forgotten")), 5)
+    assert wait_until(lambda: bool(port.of("b", "forgotten")))
     assert port.of("a", "forgotten") == []
 
 
 def test_the_thread_rests_after_the_end_and_comes_back_for_a_question(port: Port, pumping: pump.Pump) -> None:
     pumping.hand({"view": "a", "message": OPEN})
-    assert wait_until(lambda: bool(port.of("a", "hello")), 5)
+    assert wait_until(lambda: bool(port.of("a", "hello")))
     port.job.ended("succeeded")
 
     def rests() -> bool:
         pumping.hand({"view": "a", "message": {"type": "ack", "n": port.sent[-1][2]["n"]}})
         return wait_until(lambda: not threads(), 0.5)
 
-    assert wait_until(rests, 5)
+    assert wait_until(rests)
     assert not port.left.is_set()
     search = {"type": "ask", "id": 7, "what": "search", "pattern": "x", "regex": False, "case": True, "files": []}
     pumping.hand({"view": "a", "message": {**search, "at": None}})
-    assert wait_until(lambda: bool(port.of("a", "answer")), 5)
+    assert wait_until(lambda: bool(port.of("a", "answer")))
 
 
 def test_nobody_is_waited_for_but_a_moment(port: Port, pumping: pump.Pump) -> None:
@@ -128,12 +128,12 @@ def test_nobody_is_waited_for_but_a_moment(port: Port, pumping: pump.Pump) -> No
     assert not port.left.wait(0.3)
     port.job.ended("succeeded")
     assert port.left.wait(5)
-    assert wait_until(lambda: not threads(), 5)
+    assert wait_until(lambda: not threads())
 
 
 def test_a_view_that_says_good_bye_is_the_last(port: Port, pumping: pump.Pump) -> None:
     pumping.hand({"view": "a", "message": OPEN})
-    assert wait_until(lambda: bool(port.of("a", "hello")), 5)
+    assert wait_until(lambda: bool(port.of("a", "hello")))
     port.job.ended("succeeded")
     pumping.hand({"view": "a", "bye": True})
     assert port.left.wait(5)
@@ -146,19 +146,19 @@ def test_a_view_that_says_good_bye_is_the_last(port: Port, pumping: pump.Pump) -
 def test_nonsense_changes_nothing(port: Port, pumping: pump.Pump, content: dict[str, Any]) -> None:
     pumping.hand(content)
     pumping.hand({"view": "b", "message": OPEN})
-    assert wait_until(lambda: bool(port.of("b", "hello")), 5)
+    assert wait_until(lambda: bool(port.of("b", "hello")))
 
 
 def test_one_views_trouble_is_not_anothers(port: Port, pumping: pump.Pump, monkeypatch: pytest.MonkeyPatch) -> None:
     pumping.hand({"view": "b", "message": OPEN})
-    assert wait_until(lambda: bool(port.of("b", "hello")), 5)
+    assert wait_until(lambda: bool(port.of("b", "hello")))
     monkeypatch.setattr(Feed, "receive", lambda *_: 1 / 0)
     pumping.hand({"view": "a", "message": OPEN})
-    assert wait_until(lambda: bool(port.of("a", "gone")), 5)
+    assert wait_until(lambda: bool(port.of("a", "gone")))
     assert "ZeroDivisionError" in port.of("a", "gone")[0]["reason"]
     monkeypatch.undo()
     port.job.rank(0).prints("later\n")
-    assert wait_until(lambda: bool(port.of("b", "lines")), 5)
+    assert wait_until(lambda: bool(port.of("b", "lines")))
 
 
 def test_a_kernel_without_subshells_is_left_alone() -> None:

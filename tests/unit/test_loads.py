@@ -54,7 +54,7 @@ def looks(rank: ProcessId, until: Callable[[Load], bool]) -> Load:
         last.append(loads.look([rank], time.monotonic() - begun + ahead)[rank])
         return until(last[-1])
 
-    assert wait_until(look, 30.0), last[-1]
+    assert wait_until(look), last[-1]
     return last[-1]
 
 
@@ -89,7 +89,7 @@ def test_a_child_that_left_the_session_counts_too(spawn: Spawn) -> None:
         (child,) = Loads().look([rank], 0.0)[rank].pids - {rank.pid}
     finally:
         rank.signal(signal.SIGINT)
-    assert wait_until(lambda: not ProcessId.of(child).alive(), 10.0)
+    assert wait_until(lambda: not ProcessId.of(child).alive())
 
 
 def test_who_computes_shows_it_and_who_sleeps_does_not(spawn: Spawn) -> None:
@@ -103,7 +103,7 @@ def test_who_computes_shows_it_and_who_sleeps_does_not(spawn: Spawn) -> None:
     assert first[busy].pids == both.pids
     assert len(both.pids) == 2
     later = _ticks(both)
-    assert wait_until(lambda: _ticks(both) >= later + 50, 60.0)
+    assert wait_until(lambda: _ticks(both) >= later + 50)
     found = loads.look([busy, idle], 0.5)
     grown = 100 * (_ticks(both) - earlier) / os.sysconf("SC_CLK_TCK") / 0.5
     assert 90 <= (found[busy].cpu or 0) <= grown
@@ -120,7 +120,7 @@ def test_who_reads_works(spawn: Spawn) -> None:
     loads = Loads()
     loads.look([rank], 0.0)
     begun = _moved(rank.pid)
-    assert wait_until(lambda: _moved(rank.pid) > begun + 200 * MOVES, 60.0)
+    assert wait_until(lambda: _moved(rank.pid) > begun + 200 * MOVES)
     found = loads.look([rank], 100.0)[rank]
     assert found.works and (found.cpu or 0) < BUSY
 
@@ -134,7 +134,7 @@ def test_ranks_that_go_meanwhile(spawn: Spawn) -> None:
     loads = Loads()
     assert loads.look([one, other], 0.0).keys() == {one, other}
     one.signal(signal.SIGKILL)
-    assert wait_until(lambda: not one.alive(), 10.0)
+    assert wait_until(lambda: not one.alive())
     assert loads.look([one, other], 2.0).keys() == {other}
     stranger = ProcessId(other.host, other.boot, other.namespace, other.pid, other.ticks - 1)
     assert loads.look([stranger], 4.0) == {}

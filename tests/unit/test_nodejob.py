@@ -272,7 +272,7 @@ def test_strays_end_with_the_job(tree: Tree) -> None:
     identity = ProcessId.of(stray.pid)
     job = tree.job()
     job.end(0.0, time.monotonic())
-    assert wait_until(lambda: not job.poll(time.monotonic(), lambda: [identity] if identity.alive() else []), 10)
+    assert wait_until(lambda: not job.poll(time.monotonic(), lambda: [identity] if identity.alive() else []))
     assert job.state == "ended"
     assert stray.wait() == -signal.SIGKILL
     job.close()
@@ -516,7 +516,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 begin(); rank(0, listening); sleep()""")
     follow(job, lambda: job.processes.keys() == {0} and ready.exists())
     job.signal(signal.SIGINT)
-    assert wait_until(heard.exists, 60)
+    assert wait_until(heard.exists)
     assert job.launcher is not None and job.launcher.alive()
     job.end(0.0, time.monotonic())
     ended(job)

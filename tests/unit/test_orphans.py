@@ -26,7 +26,7 @@ def paths(tmp_path: Path) -> JobPaths:
 def care(tmp_path: Path) -> Iterator[Orphans]:
     care = Orphans(tmp_path / "driver.log")
     yield care
-    assert wait_until(lambda: settled(care), 10)
+    assert wait_until(lambda: settled(care))
 
 
 def settled(care: Orphans) -> bool:
@@ -61,7 +61,7 @@ def test_a_driver_that_lives_is_waited_for(paths: JobPaths, care: Orphans, monke
     for _ in range(3 * DRIVER_TRIES):
         assert not care.hopeless(paths, None, now)
         now += RETRY_SECONDS + 0.1
-        assert wait_until(lambda: settled(care), 10)
+        assert wait_until(lambda: settled(care))
 
 
 def test_a_job_that_no_driver_can_read_is_given_up(
@@ -72,7 +72,7 @@ def test_a_job_that_no_driver_can_read_is_given_up(
     while not care.hopeless(paths, None, now):
         started += len(care.pids)
         now += RETRY_SECONDS + 0.1
-        assert wait_until(lambda: settled(care), 10)
+        assert wait_until(lambda: settled(care))
     assert started == DRIVER_TRIES
 
 

@@ -236,7 +236,7 @@ def test_a_stamped_token_is_seen_of_what_it_forks_and_executes(child: str, marke
     stamped, its_child = (int(word) for word in said(parent).split())
     expected = {stamped, its_child} if marked else {stamped}
     for words in (token, token.partition("@")[0]):  # in the middle of an exec a process has no environment
-        assert wait_until(lambda words=words: {p.pid for p in processes_of_job(words)} == expected, 10)  # type: ignore[misc]
+        assert wait_until(lambda words=words: {p.pid for p in processes_of_job(words)} == expected)  # type: ignore[misc]
     assert job_token_of(parent.pid) == ""  # its parent, the zygote, keeps its placeholder
 
 
@@ -256,7 +256,7 @@ def test_a_token_has_always_the_same_length() -> None:
 def test_only_the_variable_of_that_very_name_counts(spawn: Spawn) -> None:
     decoy = spawn(environ={f"MY_{JOB_TOKEN}": "decoy@node0"})
     both = spawn(environ={f"MY_{JOB_TOKEN}": "decoy@node0", JOB_TOKEN: "real@node0"})
-    assert wait_until(lambda: job_token_of(both.pid) == "real@node0", 5)  # empty while the program is being loaded
+    assert wait_until(lambda: job_token_of(both.pid) == "real@node0")  # empty while the program is being loaded
     assert job_token_of(decoy.pid) == ""
 
 

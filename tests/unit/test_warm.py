@@ -111,7 +111,7 @@ def test_one_that_jobs_wait_for_is_kept(pool: Pool) -> None:
 
 def test_a_zygote_that_dies_gives_its_jobs_back(pool: Pool) -> None:
     pool.pool.launch(assignment("j1", pool.python("python", DEAD)))
-    assert wait_until(lambda: pool.told() == ["j1"], 10)
+    assert wait_until(lambda: pool.told() == ["j1"])
     assert pool.pool.zygotes == {}
     assert pool.readable == {}
 
@@ -159,9 +159,9 @@ def test_a_fresh_launcher_reads_its_assignment_from_memory(pool: Pool, tmp_path:
     python = pool.python("python", f"#!/bin/sh\nsleep 0.1\nhead -n 1 > {tmp_path}/given\nexec sleep 60\n")
     job = assignment("j1", python, {"LARGE": "x" * 1_000_000, "PATH": os.environ["PATH"]})
     process = start_fresh(job, tmp_path / "launcher.log")
-    assert wait_until(lambda: (tmp_path / "given").exists() and (tmp_path / "given").stat().st_size > 1_000_000, 10)
+    assert wait_until(lambda: (tmp_path / "given").exists() and (tmp_path / "given").stat().st_size > 1_000_000)
     # Between one program and the next a process has no environment to be read.
-    assert wait_until(lambda: job_token_of(process.pid) == "j1@node0", 10)
+    assert wait_until(lambda: job_token_of(process.pid) == "j1@node0")
     assert "LARGE" not in environ_of(process.pid)
     process.kill()
     process.wait()

@@ -120,7 +120,7 @@ def open_files(pid: int) -> list[str]:
 
 
 def wait_until(condition: Callable[[], bool], timeout: float = 60.0) -> bool:
-    """Whether ``condition`` held before ``timeout`` seconds had passed: by itself as long as a busy machine may need."""
+    """Whether ``condition`` held within ``timeout`` seconds: if not given, as many as a busy machine may need."""
     deadline = time.monotonic() + timeout
     while not condition():
         if time.monotonic() > deadline:

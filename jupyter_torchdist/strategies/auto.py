@@ -42,6 +42,7 @@ from .sharded.trained_parameters import Optimized
 from .sharded.unsharded import in_full
 from .step import deferred, lazy, rewriting, submodules
 from .step.equivalence import Equivalence
+from .step.holding import differing
 from .step.no_trace import within_checkpoint
 from .step.origin import Rows
 from .step.verifying import Connection
@@ -143,6 +144,11 @@ class AutomaticTraining(Training):
 
     def _come_back(self, names: dict[str, Any]) -> None:
         work = self._work
+        if apart := differing(work.roots.values(), work.divider.counts, self._group):
+            self._context.say(
+                f"{', '.join(apart[:3])}: forwards leave numbers of their samples there, and a rank has only its own; "
+                "the notebook gets those of rank 0 (-O model=whole computes the whole batch on every rank)"
+            )
         work.gathered.keep_writes()
         self._lent.keep()
         for memory in work.shared:

@@ -311,3 +311,12 @@ def test_lightning_that_cannot_run_on_ranks(kernel: Notebook) -> None:
     assert "this strategy of Lightning starts ranks of its own" in cell.text and "leave strategy= out" in cell.text
     cell = kernel.run("%%distribute --ranks 2\nL.Trainer(max_epochs=1, devices=1, **quiet).fit(lit, loader)", PATIENCE)
     assert "each of the 2 ranks trains a model of its own" in cell.text and "leave devices= out" in cell.text
+
+
+@pytest.mark.skipif(find_spec("torchmetrics") is None, reason="torchmetrics is not installed")
+def test_metrics_are_added_up_over_ranks_without_a_strategy(kernel: Notebook) -> None:
+    count = (
+        "from torchmetrics import SumMetric\ntotal = SumMetric()\ntotal.update(3.0)\ncounted = total.compute().item()"
+    )
+    kernel.run(f"%%distribute --ranks 2\n{count}", PATIENCE)
+    assert kernel.value("counted") == 6.0

@@ -46,6 +46,7 @@ ALIKE: dict[str, Expectation] = {
     "branch_in_forward": Refused("branches on a value of its samples"),
     "compiled": Equal(leave_out=("compiled",)),  # torch's wrapper comes back with fewer attributes than it had
     "contrastive_inside_model": Refused("mm multiplies every sample with every other"),
+    "counts_in_an_array": Refused("or computed from random numbers, in usage"),
     "dropout": _OWN_NOISE,
     "embedding_max_norm": Refused("its forward writes its parameter 0.weight"),
     "embedding_bag": Refused("offsets[0] has to be 0"),
@@ -61,6 +62,10 @@ ALIKE: dict[str, Expectation] = {
     "mask_of_batch_size": _SHAPES,
     "mixture_of_experts": Refused("branches on a value of its samples"),
     "noted_on_a_class": Refused("or computed from random numbers, in Net"),
+    "numbers_noted_late": Differs(
+        "a forward keeps numbers of its samples after the first steps",
+        "sparsity: forwards leave numbers of their samples",
+    ),
     "notes_of_activations": Refused("or computed from random numbers, in spread"),
     "normalizing_flow": Refused("linalg_solve_triangular is an operation of which"),
     "packed_by_lengths_of_others": Refused("packs samples with the lengths of other samples"),

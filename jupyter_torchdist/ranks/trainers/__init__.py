@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...protocol.plan import Plan
 from ..afterimport import after_import
-from . import accelerate, lightning, transformers
+from . import accelerate, lightning, metrics, transformers
 from .base import TrainerRank
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def install(
     """Prepare the libraries that are imported already, and the others for their import."""
     here = len(plan.node_of(number).ranks)
     rank = TrainerRank(number, plan.world_size, here, len(plan.nodes), device.type == "cpu", log, say)
-    for library in (accelerate, transformers, lightning):
+    for library in (accelerate, transformers, lightning, metrics):
         after_import(library.changes(rank))
     return rank
 

@@ -54,6 +54,7 @@ class Belongings:
         self._main = vars(sys.modules["__main__"])
         self._names = dict(self._main)
         self._found: list[tuple[str, Any, Any]] = []
+        self._arrays: list[tuple[str, Any, Any]] = []
         self._room = _ROOM
         self._registries: set[int] = set()
         self._only = only
@@ -90,6 +91,12 @@ class Belongings:
                 inner = one.values()
             elif isinstance(one, tuple):
                 inner = one
+            elif _is_array(one):
+                if one.size <= _ROOM:
+                    self._room -= one.size // _MANY
+                    self._arrays.append((where, one, one.copy()))
+                seen.add(id(one))
+                continue
             elif (inside := referred(one)) is not None:
                 if isinstance(one, (type, CellType)):
                     self._found.append((where, kept := Kept(one), dict(kept)))
@@ -115,6 +122,9 @@ class Belongings:
                 added = added if len(now) != len(before) or added else None
             if added:
                 new.setdefault(where, []).append(added)
+        for where, array, before in self._arrays:
+            if not _equal(array, before):
+                new.setdefault(where, []).append(array.copy())
         own = ((name, one) for name, one in self._main.items() if not name.startswith("_"))
         return new | {name: one for name, one in own if self._names.get(name, self) is not one}
 
@@ -181,6 +191,9 @@ class Belongings:
             elif len(container) != len(before) or _differ(list(container), before):
                 container.clear()
                 container.update(before) if isinstance(container, set) else container.extend(before)
+        for _, array, before in self._arrays:
+            if not _equal(array, before):
+                array[...] = before
         _give_back(self._main, self._names)
 
 
@@ -280,6 +293,18 @@ def _is_users_class(kind: type) -> bool:
 
 def _differ(some: list[Any], others: list[Any]) -> bool:
     return len(some) != len(others) or any(one is not other for one, other in zip(some, others, strict=True))
+
+
+def _is_array(value: Any) -> bool:
+    """Whether ``value`` is a NumPy array of numbers that can be written to."""
+    if not hasattr(type(value), "__array_interface__") or not hasattr(value, "flags"):
+        return False
+    return bool(value.flags.writeable) and value.dtype.kind in "biufc"
+
+
+def _equal(one: Any, other: Any) -> bool:
+    """Whether two arrays of one shape have the same numbers."""
+    return bool(((one == other) | ((one != one) & (other != other))).all())  # NaN
 
 
 def is_number(value: Any) -> bool:

@@ -95,6 +95,8 @@ class Divider:
         self._left: WeakKeyDictionary[nn.Module, set[str]] = WeakKeyDictionary()
         self._forwards: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
         self._sharing: dict[int, batchnorm.Sharing | None] = {}
+        self.counts: set[str] = set()
+        """Attributes in which forwards keep integers that change with fewer samples."""
         self.samples: int | None = None
         """Number of samples in the last batch of a loader."""
         self.replicated = True
@@ -230,6 +232,7 @@ class Divider:
         with self._proving:
             learned = self._learned(forward, module, args, kwargs, share)
         self._known[_kind(module, tensors_in((args, kwargs)), share.total)] = learned
+        self.counts |= learned.found.counts
         self._left.setdefault(module, set()).update(learned.found.places, learned.found.others)
         return learned
 

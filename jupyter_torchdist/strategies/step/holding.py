@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -15,12 +16,14 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from ...usercode.frames import is_users
+from ..core.agreement import of_every_rank
 from ..core.ownership import own_class
 from ..core.scatter import tensors_in
-from ..core.side_effects import joined, referred
+from ..core.side_effects import is_number, joined, referred
 
 _FEW = 64
 """How many entries of a container are searched for further containers."""
@@ -113,6 +116,47 @@ class Held:
             if where not in known and any(_has(one, samples) for one in _new(container, before)):
                 return where
         return None
+
+    def numbers(self) -> Iterator[tuple[str, float]]:
+        """The numbers there, and the sums of arrays, each with its place."""
+        for path, _, values in self._attributes:
+            for name, value in values.items():
+                if name not in _OF_MODULES:
+                    yield from ((joined(path, name), one) for one in _numbers(value))
+        for where, container, _ in self._containers:
+            for value in container.values() if isinstance(container, dict) else container:
+                yield from ((where, one) for one in _numbers(value))
+
+
+def differing(modules: Iterable[nn.Module], counts: Collection[str], group: dist.ProcessGroup) -> list[str]:
+    """Where forwards have left numbers of a rank's own samples: ``counts``, and where they differ between the ranks.
+
+    A collective call.
+    """
+    numbers: dict[str, list[float]] = {}
+    for module in modules:
+        for where, number in Held(module).numbers():
+            numbers.setdefault(where, []).append(number)
+    sums = {where: (len(some), sum(some), where in counts) for where, some in numbers.items()}
+    of_first, *others = of_every_rank(sums, group)
+    places = dict.fromkeys([*of_first, *(where for one in others for where in one)])
+    return [where for where in places if any(_differ(of_first.get(where), one.get(where)) for one in others)]
+
+
+def _differ(one: tuple[int, float, bool] | None, other: tuple[int, float, bool] | None) -> bool:
+    if one is None or other is None or one[0] != other[0] or one[2] or other[2]:
+        return True
+    return not math.isclose(one[1], other[1], rel_tol=1e-3, abs_tol=1e-9) and not math.isnan(one[1] + other[1])
+
+
+def _numbers(value: Any) -> Iterator[float]:
+    if isinstance(value, float) or (isinstance(value, int) and abs(value) < 2**53):
+        yield value
+    elif isinstance(value, tuple):
+        for one in value:
+            yield from _numbers(one)
+    elif is_number(value) and value.dtype.kind in "biuf":
+        yield float(value.sum())
 
 
 def _has(value: Any, samples: int) -> bool:

@@ -51,6 +51,13 @@ class _Seen:
     differ: bool = False
     goes_on: str = ""
     notes: list[dict[str, Any]] = field(default_factory=list)
+    integers: list[dict[str, int]] = field(default_factory=list)
+
+    @property
+    def counts(self) -> frozenset[str]:
+        """Where the runs have left different integers."""
+        whole, *parts = self.integers or [{}]
+        return frozenset(where for one in parts for where, value in one.items() if whole.get(where, value) != value)
 
     def refusal(self, branch: object) -> str:
         """Why a forward cannot be divided although its outputs can be joined; empty if it can."""
@@ -185,7 +192,7 @@ class Trial:
             tried = window(share, held)
             joins = _Joins([*ways, *kept], places, tried)
             asked, behind = _Asked(forward, module, inputs, dims), list[Left]()
-            seen.differ = self._halves_differ(asked, joins, seen.notes, behind)
+            seen.differ = self._halves_differ(asked, joins, seen, behind)
             if self._goes_on(asked, _Joins(ways, places, tried), behind):
                 seen.goes_on = min(places, default="")
         except StrategyError as error:
@@ -203,7 +210,7 @@ class Trial:
         if said:
             return Refused(said)
         refusal = next((way for way in ways if isinstance(way, Refused)), None)
-        return refusal or Found(_only_ways(ways), places, _only_ways(kept), others)
+        return refusal or Found(_only_ways(ways), places, _only_ways(kept), others, seen.counts)
 
     def _raise_own(self, kind: type[Exception], forward: Call, module: nn.Module, inputs: Any) -> None:
         """Raise what the forward raises with the whole batch, if it is such an error: a mistake in the model."""
@@ -246,10 +253,10 @@ class Trial:
         with no_trace(asked.module) as belongings, without_chance(asked.module), self._whole_batch(), padded:
             yield _Ran(asked.forward(*args, **kwargs), belongings, is_whole)
 
-    def _halves_differ(self, asked: _Asked, joins: _Joins, notes: list[dict[str, Any]], behind: list[Left]) -> bool:
+    def _halves_differ(self, asked: _Asked, joins: _Joins, seen: _Seen, behind: list[Left]) -> bool:
         """Whether a run in halves disproves the result.
 
-        Adds the notes of the undivided run and of the parts to ``notes``, and what the undivided run leaves to
+        Adds the notes of the undivided run and of the parts to ``seen``, and what the undivided run leaves to
         ``behind``. Every rank runs it, whatever it has found: the forward of a sharded model communicates.
         """
         lengths: list[int] = []
@@ -258,7 +265,8 @@ class Trial:
             with self._run(asked, joins.tried, low, high, lengths) as ran:
                 left = ran.belongings.left()
                 behind.extend(left if ran.is_whole else [])
-                notes.append(_notes(ran.belongings, left, ran.made, joins.places))
+                seen.notes.append(_notes(ran.belongings, left, ran.made, joins.places))
+                seen.integers.append({one.where: one.value for one in left if type(one.value) is int})
                 kept = [one.value for one in left if one.where in joins.places]
                 known = tensors_in(ran.made)
                 for value in kept:

@@ -41,10 +41,12 @@ Way = JoinedRows | AddedParts | SameEverywhere
 class Found:
     """What a trial has found. ``ways``: of the outputs; ``kept``: of the tensors that the forward keeps in ``places``.
 
-    ``places``: attributes of the model and containers of the cell; ``others``: those that hold no samples.
+    ``places``: attributes of the model and containers of the cell; ``others``: those that hold no samples; ``counts``:
+    those that hold an integer that changes with fewer samples.
     """
 
     ways: tuple[Way, ...]
     places: frozenset[str] = frozenset()
     kept: tuple[Way, ...] = ()
     others: frozenset[str] = field(default=frozenset(), compare=False)
+    counts: frozenset[str] = field(default=frozenset(), compare=False)

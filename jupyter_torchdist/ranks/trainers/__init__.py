@@ -1,4 +1,4 @@
-"""Libraries that distribute a training by themselves, in a rank: one file for each library.
+"""Libraries that distribute a training by themselves, and libraries of metrics, in a rank: a file for each kind.
 
 What a library is told here it learns right after its own import; without the library nothing is done. The names of a
 library that are not in its documentation stand in its file, with the version in which they were seen.

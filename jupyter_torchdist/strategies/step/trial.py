@@ -25,7 +25,7 @@ from ..sharded.unsharded import recover
 from .halves import Window, at_least_two, halves_differ, window, without_chance
 from .no_trace import no_trace
 from .placing import Dims, narrowed
-from .ways import AddedParts, Found, JoinedRows, SameEverywhere, Way
+from .ways import AddedParts, Found, JoinedRows, SameEverywhere, Way, joined
 
 _NUMBERS = "numbers that it returns"
 _OBSERVING = ("torch.ao.quantization.observer", "torch.ao.quantization.fake_quantize")
@@ -131,7 +131,7 @@ class _Joins:
         if not len(self.ways) == len(halves[0]) == len(halves[1]):
             return []
         sizes = (first, self.tried.stop - self.tried.start - first)
-        return [_joined(way, (one, other), sizes) for way, one, other in zip(self.ways, *halves, strict=True)]
+        return [joined(way, (one, other), sizes) for way, one, other in zip(self.ways, *halves, strict=True)]
 
 
 class Trial:
@@ -373,22 +373,6 @@ def _only_ways(ways: Sequence[Way | Refused]) -> tuple[Way, ...]:
 
 def _shape(tensor: torch.Tensor) -> str:
     return f"a tensor of shape {list(tensor.shape)}"
-
-
-def _joined(
-    way: Way | Refused, parts: tuple[torch.Tensor, torch.Tensor], samples: tuple[int, int]
-) -> torch.Tensor | None:
-    """The joined output of two parts with these numbers of samples; None if it cannot be joined."""
-    one, other = parts
-    if isinstance(way, JoinedRows) and way.turns:
-        in_turns = [part.unflatten(way.dim, (-1, count)) for part, count in zip(parts, samples, strict=True)]
-        return torch.cat(in_turns, way.dim + 1).flatten(way.dim, way.dim + 1)
-    if isinstance(way, JoinedRows):
-        return torch.cat(parts, way.dim)
-    if isinstance(way, AddedParts) and not way.counted:
-        first = samples[0] / sum(samples)
-        return first * one + (1 - first) * other if way.mean else one + other
-    return one if isinstance(way, SameEverywhere) else None
 
 
 def _likely_cause(module: nn.Module, cut: Sequence[torch.Tensor], given: Sequence[torch.Tensor], samples: int) -> str:

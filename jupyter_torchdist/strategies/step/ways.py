@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import torch
+
 
 @dataclass(frozen=True)
 class JoinedRows:
@@ -50,3 +52,17 @@ class Found:
     kept: tuple[Way, ...] = ()
     others: frozenset[str] = field(default=frozenset(), compare=False)
     counts: frozenset[str] = field(default=frozenset(), compare=False)
+
+
+def joined(way: object, parts: tuple[torch.Tensor, torch.Tensor], samples: tuple[int, int]) -> torch.Tensor | None:
+    """The joined output of two parts with these numbers of samples; None if it cannot be joined."""
+    one, other = parts
+    if isinstance(way, JoinedRows) and way.turns:
+        in_turns = [part.unflatten(way.dim, (-1, count)) for part, count in zip(parts, samples, strict=True)]
+        return torch.cat(in_turns, way.dim + 1).flatten(way.dim, way.dim + 1)
+    if isinstance(way, JoinedRows):
+        return torch.cat(parts, way.dim)
+    if isinstance(way, AddedParts) and not way.counted:
+        first = samples[0] / sum(samples)
+        return first * one + (1 - first) * other if way.mean else one + other
+    return one if isinstance(way, SameEverywhere) else None

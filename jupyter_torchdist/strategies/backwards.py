@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,9 +16,11 @@ from torch.distributed.tensor import DTensor
 from ..protocol.errors import StrategyError
 from ..torch_private.autograd import in_backward, in_functorch
 from ..torch_private.tracing import is_tracing
+from ..usercode.frames import users_frame
 from .core.hooks import Before
 from .core.scatter import averaged
 from .distributing import Distributor
+from .loop.leaves import own_parameters, untrained
 from .loop.loops import Loops
 from .loop.loss_scaling import BatchLoss, Joining, Weight
 
@@ -49,6 +52,7 @@ class Backwards:
             )
         self._work.gathered.before(create_graph=create_graph)
         self._loops.backward(losses)
+        self._look_for_leaves(losses)
         with self._loops.aside(), contextlib.ExitStack() as at_work:
             for staged in self._work.pipelines:
                 at_work.enter_context(staged.at_work())
@@ -66,6 +70,17 @@ class Backwards:
                 return
             self._averaged(run, losses, grad_tensors, create_graph=create_graph)
         self._work.gathered.after_backward(create_graph=create_graph)
+
+    def _look_for_leaves(self, losses: Sequence[torch.Tensor]) -> None:
+        """A loop needs whole batches where the cell may use gradients that no optimizer uses: they are not averaged."""
+        watch = self._loops.watch
+        if watch is None or watch.reason is not None:
+            return
+        roots = [parameter for root in self._work.roots.values() for _, parameter in own_parameters(root)]
+        trained = set(map(id, [*self._work.optimized.parameters(), *roots]))
+        name = untrained(losses, users_frame(sys._getframe(2)), trained)
+        if name is not None:
+            watch.object(f"backward() fills {name}.grad, which no optimizer uses")
 
     def _averaged(
         self, run: Callable[[Any], None], losses: Sequence[torch.Tensor], grad_tensors: Any, *, create_graph: bool

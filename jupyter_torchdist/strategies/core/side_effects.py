@@ -91,7 +91,7 @@ class Belongings:
                 inner = one.values()
             elif isinstance(one, tuple):
                 inner = one
-            elif _is_array(one):
+            elif is_array(one):
                 if one.size <= _ROOM:
                     self._room -= one.size // _MANY
                     self._arrays.append((where, one, one.copy()))
@@ -123,7 +123,7 @@ class Belongings:
             if added:
                 new.setdefault(where, []).append(added)
         for where, array, before in self._arrays:
-            if not _equal(array, before):
+            if not equal_arrays(array, before):
                 new.setdefault(where, []).append(array.copy())
         own = ((name, one) for name, one in self._main.items() if not name.startswith("_"))
         return new | {name: one for name, one in own if self._names.get(name, self) is not one}
@@ -192,7 +192,7 @@ class Belongings:
                 container.clear()
                 container.update(before) if isinstance(container, set) else container.extend(before)
         for _, array, before in self._arrays:
-            if not _equal(array, before):
+            if not equal_arrays(array, before):
                 array[...] = before
         _give_back(self._main, self._names)
 
@@ -270,6 +270,16 @@ def referred(value: Any) -> Iterator[Any] | None:
     return iter((vars(value),)) if is_users_own(value) else None
 
 
+def named_globals(function: Any) -> Iterator[tuple[str, Any]]:
+    """What a function of the cell names."""
+    if isinstance(function, functools.partial):
+        function = function.func
+    function = getattr(function, "__func__", function)
+    if isinstance(function, FunctionType) and is_users(function.__code__.co_filename):
+        for name in function.__code__.co_names:
+            yield name, function.__globals__.get(name)
+
+
 def _contents(cell: CellType) -> tuple[Any, ...]:
     """What a cell of a closure holds; nothing before its variable is bound."""
     try:
@@ -295,14 +305,14 @@ def _differ(some: list[Any], others: list[Any]) -> bool:
     return len(some) != len(others) or any(one is not other for one, other in zip(some, others, strict=True))
 
 
-def _is_array(value: Any) -> bool:
+def is_array(value: Any) -> bool:
     """Whether ``value`` is a NumPy array of numbers that can be written to."""
     if not hasattr(type(value), "__array_interface__") or not hasattr(value, "flags"):
         return False
     return bool(value.flags.writeable) and value.dtype.kind in "biufc"
 
 
-def _equal(one: Any, other: Any) -> bool:
+def equal_arrays(one: Any, other: Any) -> bool:
     """Whether two arrays of one shape have the same numbers."""
     return bool(((one == other) | ((one != one) & (other != other))).all())  # NaN
 

@@ -14,12 +14,12 @@ from torch.utils.data import Dataset, StackDataset, Subset, default_collate
 
 from ...checkpoint import randomness
 from ..core.scatter import rows_of, tensors_in
+from .loading_state import LoadingState
 from .sampler_rng import Drawn, drew
 
 _PADS = "its batches are padded to the longest of their samples"
 _OTHER = "its collate_fn makes other values of samples beside others"
 _LOADED = "its dataset loads whole batches (__getitems__), and may pad them"
-_DRAWS = "its samples are loaded with random numbers, and a rank that loads fewer samples draws others"
 _MOST = 64
 """The maximum number of samples that are collated one by one."""
 _LOOKS = 4
@@ -45,7 +45,7 @@ class Collate:
     """In place of a loader's ``collate_fn``: gives its batch, and why parts would differ (None if they do not)."""
 
     def __init__(self, own: Callable[[list[Any]], Any], rank: int, ranks: int, drawing: Drawn) -> None:
-        """``drawing``: whether random numbers are drawn from the loading of the samples to the end of ``own``."""
+        """``drawing``: what changes from the loading of the samples to the end of ``own``."""
         self.own, self._rank, self._ranks, self.drawing = own, rank, ranks, drawing
         self._tested = own is default_collate  # it stacks, so all samples have the same shape
         self._looks = _LOOKS
@@ -56,8 +56,7 @@ class Collate:
         batch, objection = self._collated(samples)
         if self._looks:
             self._looks -= 1
-            if self.drawing.drew():
-                self._objection = objection = objection or _DRAWS
+            self._objection = objection = objection or self.drawing.objection()
         return batch, objection
 
     def begins(self) -> None:
@@ -71,11 +70,12 @@ class Collate:
         self._tested = True
         before = randomness.capture(randomness.ON_CPU)
         whole = self.own(samples)
-        after = randomness.capture(randomness.ON_CPU)
+        after, left = randomness.capture(randomness.ON_CPU), LoadingState(self.own).capture()
         try:
             self._objection = self._found(samples, tensors_in(whole), by_chance=drew(before, after))
         finally:
             randomness.restore(after)
+            left.restore()
         return whole, self._objection
 
     def _found(self, samples: list[Any], whole: list[torch.Tensor], *, by_chance: bool) -> str | None:

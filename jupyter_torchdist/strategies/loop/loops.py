@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 from ...protocol.errors import StrategyError
 from ...usercode.frames import users_frame
@@ -159,7 +159,8 @@ class Loops:
         """``iter(loader)`` of user code."""
         frame = self._users_frame()
         # If no sampler draws the batches in order, they are divided in the forward.
-        drawn = loader.batch_sampler is not None and getattr(loader, "in_order", True)
+        listed = loader.batch_sampler is not None and not isinstance(loader.dataset, IterableDataset)
+        drawn = listed and getattr(loader, "in_order", True)
         # A thread that prefetches is not in a step of the cell.
         in_order = threading.current_thread() is threading.main_thread()
         if frame is not None and in_order and torch.is_grad_enabled():
@@ -315,7 +316,7 @@ class Loops:
             return own
         if isinstance(before, Collate) and before.own is own:
             return before
-        return Collate(own, self._group.rank(), self._group.size(), Drawn(loader.dataset))
+        return Collate(own, self._group.rank(), self._group.size(), Drawn(loader.dataset, own))
 
     def _watch(self, loader: DataLoader[Any]) -> LoopWatch:
         watch = LoopWatch(self._constants(loader), self._asserted.losses if self._claimed else None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import zlib
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
@@ -14,6 +13,7 @@ from torch.utils.data import DataLoader, Subset, TensorDataset, default_collate
 from ...checkpoint import randomness
 from ..core.agreement import of_every_rank
 from ..core.rng import GOLDEN
+from .loading_state import LoadingState, Snapshot
 
 T = TypeVar("T")
 
@@ -89,39 +89,41 @@ class OwnNumbers:
             randomness.restore(before)
 
 
-class Drawn:
-    """Whether random numbers are drawn while samples are loaded: in the process, or by generators of the dataset."""
+_DRAWS = "its samples are loaded with random numbers, and a rank that loads fewer samples draws others"
+_CHANGES = (
+    "loading its samples changes a counter, a cache or an iterator, and a rank that loads fewer samples does less"
+)
 
-    def __init__(self, dataset: Any) -> None:
-        while type(dataset) is Subset:
-            dataset = dataset.dataset
-        self._own = [one for one in getattr(dataset, "__dict__", {}).values() if _state_of(one) is not None]
-        self._then: list[int] | None = None
+
+class Drawn:
+    """What the loading of samples changes beside them: random numbers are drawn, or something else is another one."""
+
+    def __init__(self, *loading: Any) -> None:
+        """``loading``: the dataset and the ``collate_fn``."""
+        self._own = LoadingState(*loading)
+        self._then: tuple[list[int], Snapshot] | None = None
+        self._looks = 0
 
     def begin(self) -> None:
         """Samples are about to be loaded in this process."""
         self._then = self._now()
 
-    def drew(self) -> bool:
-        """Whether numbers were drawn since ``begin``, or since this was asked last."""
-        then, self._then = self._then, self._now()
-        return then is not None and then != self._then
+    def objection(self) -> str | None:
+        """Why fewer samples leave something else, from ``begin`` or from the last call; None if they do not.
 
-    def _now(self) -> list[int]:
-        states = [*randomness.capture(randomness.ON_CPU).values(), *map(_state_of, self._own)]
-        return [_digest(state) for state in states]
+        Other values do not count at first: a file is opened, a table is built.
+        """
+        if self._then is None:
+            return None
+        (states, before), self._then = self._then, self._now()
+        self._looks += 1
+        now, after = self._then
+        if states != now or before.other_numbers(after):
+            return _DRAWS
+        return _CHANGES if after.iterates or (self._looks > 1 and before.other_values(after)) else None
 
-
-def _state_of(value: Any) -> Any:
-    """The state of a generator of torch, NumPy or Python; None for anything else."""
-    if isinstance(value, torch.Generator):
-        return value.get_state()
-    if isinstance(value, random.Random):
-        return value.getstate()
-    kind = f"{type(value).__module__}.{type(value).__name__}"
-    if kind == "numpy.random._generator.Generator":
-        return (repr(value.bit_generator.state),)
-    return value.get_state() if kind == "numpy.random.mtrand.RandomState" else None
+    def _now(self) -> tuple[list[int], Snapshot]:
+        return [_digest(state) for state in randomness.capture(randomness.ON_CPU).values()], self._own.capture()
 
 
 class WatchedWorkers:

@@ -5,13 +5,11 @@ The cell has put them there, or a forward. Names of places are those of ``core/s
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from types import FunctionType
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -19,11 +17,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ...usercode.frames import is_users
 from ..core.agreement import of_every_rank
 from ..core.ownership import own_class
 from ..core.scatter import tensors_in
-from ..core.side_effects import is_number, joined, referred
+from ..core.side_effects import is_number, joined, named_globals, referred
 
 _FEW = 64
 """How many entries of a container are searched for further containers."""
@@ -87,7 +84,7 @@ class Held:
                 for hook in part._forward_hooks.values():
                     self._walk(f"a hook of {path or type(part).__name__}", hook)
         for function in (*parts.forwards, *hooks):
-            for name, value in _globals(function):
+            for name, value in named_globals(function):
                 self._walk(name, value)
 
     def _walk(self, where: str, value: Any) -> None:
@@ -167,13 +164,3 @@ def _new(container: Container, before: Any) -> Iterable[Any]:
     if isinstance(container, dict):
         return [one for key, one in container.items() if before.get(key) is not one]
     return itertools.islice(container, before, None)
-
-
-def _globals(function: Any) -> Iterator[tuple[str, Any]]:
-    """What a function of the cell names."""
-    if isinstance(function, functools.partial):
-        function = function.func
-    function = getattr(function, "__func__", function)
-    if isinstance(function, FunctionType) and is_users(function.__code__.co_filename):
-        for name in function.__code__.co_names:
-            yield name, function.__globals__.get(name)

@@ -190,6 +190,12 @@ def weak_reference(target: Any) -> Any:
     return weakref.ref(target) if target is not None else weakref.ref(type("Dead", (), {})())
 
 
+def weak_proxy(target: Any) -> Any:
+    import weakref
+
+    return weakref.proxy(target if target is not None else type("Dead", (), {})())
+
+
 def module(name: str) -> types.ModuleType:
     """The module, imported."""
     if name not in sys.modules:

@@ -210,6 +210,14 @@ def _weak(pickler: Reducing, value: Any) -> Any:
     return rebuild.weak_reference, (value(),)
 
 
+def _weak_proxy(pickler: Reducing, value: Any) -> Any:
+    try:
+        target = value.__reduce_ex__.__self__  # whatever is asked of a proxy, its object answers
+    except ReferenceError:
+        target = None
+    return rebuild.weak_proxy, (target,)
+
+
 def _storage(pickler: Reducing, value: Storage) -> Any:
     return reduce_storage(value)
 
@@ -257,6 +265,8 @@ _FIXED: dict[type, Handler] = {
     weakref.WeakKeyDictionary: _weak_keys,
     weakref.WeakValueDictionary: _weak_keys,
     weakref.ReferenceType: _weak,
+    weakref.ProxyType: _weak_proxy,
+    weakref.CallableProxyType: _weak_proxy,
 }
 _typing = sys.modules["typing"]
 for _name in ("NewType", "ParamSpec", "TypeVarTuple"):

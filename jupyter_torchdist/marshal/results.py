@@ -362,7 +362,7 @@ def made_once(job: str, main_dict: dict[str, Any]) -> Iterator[None]:
 def apply(updates: list[tuple[int, State]], memo: Mapping[int, Any]) -> tuple[str, ...]:
     """Put new states into the notebook's objects: instances first, then containers, which may hash them."""
     notes = [SHARED] if shared(memo, {place for place, _ in updates}) else []
-    containers = ("list", "dict", "OrderedDict", "set", "deque", "bytearray")
+    containers = ("list", "dict", "OrderedDict", "set", "deque", "bytearray", "numbers")
     for place, state in sorted(updates, key=lambda update: update[1].kind in containers):
         target = memo[place]
         try:

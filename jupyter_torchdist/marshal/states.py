@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copyreg
+import itertools
 import sys
 import types
+from array import array
 from collections import OrderedDict, deque
 from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -76,6 +78,8 @@ def state_of(value: Any, pickler: Pickler) -> State:
     container = _container(value)
     if container is not None:
         return State(container, _items(container, value), _attributes(value))
+    if kind is itertools.count:
+        return State("count", _next_and_step(value))
     reduced = pickler.reducer_override(value)
     if reduced is NotImplemented:
         reducer = pickler.dispatch_table.get(kind)
@@ -130,7 +134,7 @@ def _container(value: Any) -> str | None:
     for kind in (OrderedDict, dict, list, set, deque, bytearray):
         if isinstance(value, kind):
             return kind.__name__
-    return None
+    return "numbers" if isinstance(value, array) else None
 
 
 def _items(container: str, value: Any) -> Any:
@@ -140,7 +144,7 @@ def _items(container: str, value: Any) -> Any:
         return list(dict.items(value))
     if container == "set":
         return list(set.__iter__(value))
-    if container == "bytearray":
+    if container in ("bytearray", "numbers"):
         return bytes(value)
     return list(value)
 
@@ -222,6 +226,8 @@ def put(target: Any, state: State) -> None:
         _PUT_CODE[state.kind](target, state)
     elif state.kind == "state":
         _put_state(target, state.state, state.setter)
+    elif state.kind == "count":
+        _count_on(target, *state.items)
     elif state.kind != "constant":
         _put_items(target, state.kind, state.items)
         if state.state is not None:
@@ -288,6 +294,18 @@ def _copied(target: Any, new: Any) -> bool:
     return True
 
 
+def _next_and_step(count: Any) -> tuple[Any, Any]:
+    """The next number of an ``itertools.count``, and what is added each time."""
+    following, *step = count.__reduce__()[1]
+    return following, step[0] if step else 1
+
+
+def _count_on(count: Any, wanted: Any, step: Any) -> None:
+    """Take the numbers that the ranks took. Nothing else can be done to it."""
+    for _ in range(round((wanted - _next_and_step(count)[0]) / step) if step else 0):
+        next(count)
+
+
 def _put_plain(target: Any, state: Any) -> None:
     attributes, slots = state if isinstance(state, tuple) and len(state) == 2 else (state, None)
     if hasattr(target, "__dict__"):
@@ -318,6 +336,9 @@ def _put_items(target: Any, kind: str, items: Any) -> None:
         list.__setitem__(target, slice(None), items)
     elif kind == "bytearray":
         bytearray.__setitem__(target, slice(None), items)
+    elif kind == "numbers":
+        del target[:]
+        target.frombytes(items)
     elif kind == "set":
         set.clear(target)
         set.update(target, items)

@@ -6,6 +6,7 @@ import ctypes
 import os
 import resource
 import sys
+import time
 
 from ..protocol.machine import tickets
 from ..protocol.process import JOB_TOKEN, JOB_TOKEN_LENGTH
@@ -64,6 +65,7 @@ def enter(assignment: Assignment) -> None:
     world = assignment.world
     os.environ.clear()
     os.environ.update(rank_environment(assignment))
+    time.tzset()
     os.umask(world.umask)
     try:
         os.chdir(world.cwd)

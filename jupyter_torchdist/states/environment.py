@@ -10,7 +10,7 @@ import re
 
 from .base import Adapter, Place, State, each
 
-_NAME = re.compile(r"\b[A-Za-z_][A-Z0-9_]{2,}\b")
+_NAME = re.compile(r"\b[A-Za-z_][A-Z0-9_]+\b")
 
 
 def read(place: Place) -> State:

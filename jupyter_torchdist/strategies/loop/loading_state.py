@@ -120,7 +120,7 @@ class LoadingState:
             elif (inner := referred(one)) is not None:
                 inner = [*inner, *(_Globals(one).values() if isinstance(one, FunctionType) else ())]
                 inner += [] if isinstance(one, _NAMES) else [type(one)]
-            elif hasattr(one, "__dict__") and not isinstance(one, _NAMES):
+            elif type(one).__dictoffset__ and not isinstance(one, _NAMES):  # hasattr may run code of the object
                 own = own and isinstance(one, (nn.Module, Dataset))
                 inner = [vars(one), type(one)]
             else:

@@ -22,7 +22,7 @@ evaluator = create_supervised_evaluator(
     },
 )
 RunningAverage(output_transform=lambda out: float(out[0].mean())).attach(evaluator, "average")
-averages, rows = [], []
+losses, averages, rows = [], [], []
 
 
 @evaluator.on(Events.ITERATION_COMPLETED)
@@ -37,6 +37,7 @@ for epoch in range(2):
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
+        losses.append(loss.item())
         matrix.update(out, yb)
         mean.update(loss)
         total.update(yb)

@@ -225,7 +225,7 @@ class Notebook:
 
     def value(self, expression: str) -> Any:
         """A value of the notebook, by way of its ``repr``: numbers, strings and containers of them."""
-        whole = f"repr({expression})"  # IPython shows 1,000 entries of a list
+        whole = f"repr(({expression}))"  # IPython shows 1,000 entries of a list
         self.client.execute("", silent=True, user_expressions={"value": whole})
         while True:
             reply = self.client.get_shell_msg(timeout=60)

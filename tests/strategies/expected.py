@@ -53,6 +53,7 @@ ALIKE: dict[str, Expectation] = {
     "features_of_the_batch_before": Refused("its result for a sample changes when the batch has fewer samples"),
     "features_on_request": Refused("keeps a tensor of its samples in features, and did not in its first steps"),
     "gcn_adjacency": Refused("it is given a sparse tensor"),
+    "flag_of_a_later_epoch": Refused("its buffer low changes with the samples of the batch"),
     "grad_scaler": Equal(2e-3),  # gradients are rounded to fp16 before they are summed
     "graph_batches": _SHAPES,
     "hook_every_third": Refused("keeps a tensor of its samples in saved, and did not in its first steps"),

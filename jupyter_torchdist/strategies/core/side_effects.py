@@ -91,10 +91,10 @@ class Belongings:
                 inner = one.values()
             elif isinstance(one, tuple):
                 inner = one
-            elif is_array(one):
-                if one.size <= _ROOM:
-                    self._room -= one.size // _MANY
-                    self._arrays.append((where, one, one.copy()))
+            elif is_array(one) or _is_fixed(one):
+                if (size := one.numel() if isinstance(one, Tensor) else one.size) <= _ROOM:
+                    self._room -= size // _MANY
+                    self._arrays.append((where, one, one.clone() if isinstance(one, Tensor) else one.copy()))
                 seen.add(id(one))
                 continue
             elif (inside := referred(one)) is not None:
@@ -124,7 +124,7 @@ class Belongings:
                 new.setdefault(where, []).append(added)
         for where, array, before in self._arrays:
             if not equal_arrays(array, before):
-                new.setdefault(where, []).append(array.copy())
+                new.setdefault(where, []).append(array.clone() if isinstance(array, Tensor) else array.copy())
         own = ((name, one) for name, one in self._main.items() if not name.startswith("_"))
         return new | {name: one for name, one in own if self._names.get(name, self) is not one}
 
@@ -312,8 +312,13 @@ def is_array(value: Any) -> bool:
     return bool(value.flags.writeable) and value.dtype.kind in "biufc"
 
 
+def _is_fixed(value: Any) -> bool:
+    """Whether ``value`` is a tensor that a forward may fill, and that no gradient is known of."""
+    return type(value) is Tensor and value.layout is torch.strided and not value.requires_grad
+
+
 def equal_arrays(one: Any, other: Any) -> bool:
-    """Whether two arrays of one shape have the same numbers."""
+    """Whether two arrays, or tensors, of one shape have the same numbers."""
     return bool(((one == other) | ((one != one) & (other != other))).all())  # NaN
 
 

@@ -313,7 +313,7 @@ class Pipeline:
         return self._flows[key]
 
     def _kind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable:
-        return _kind(self.root, tensors_in((args, kwargs)), self._total(args, kwargs))
+        return _kind(self.root, (args, kwargs), tensors_in((args, kwargs)), self._total(args, kwargs))
 
     def _total(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
         sizes = [tensor.size(0) for tensor in tensors_in((args, kwargs)) if tensor.dim()]

@@ -94,6 +94,7 @@ class Divider:
         self._padded = packing.Padded(packing.over_ranks(group))
         self._left: WeakKeyDictionary[nn.Module, set[str]] = WeakKeyDictionary()
         self._forwards: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
+        self._flags: WeakKeyDictionary[nn.Module, set[Hashable]] = WeakKeyDictionary()
         self._sharing: dict[int, batchnorm.Sharing | None] = {}
         self.counts: set[str] = set()
         """Attributes in which forwards keep integers that change with fewer samples."""
@@ -119,7 +120,7 @@ class Divider:
         self.ways, self.in_front, self.share, self.keeps = (), True, None, ""
         share, learned, tensors = self._share(args, kwargs), None, tensors_in((args, kwargs))
         if not self._whole and share is not None:
-            learned = self._known.get(_kind(module, tensors, share.total))
+            learned = self._known.get(_kind(module, (args, kwargs), tensors, share.total))
             learned = learned or self.learn(forward, module, args, kwargs, share)
             if learned.dims is not None:
                 share = self._over(samples_in(tensors, learned.dims))
@@ -176,6 +177,9 @@ class Divider:
     ) -> Any:
         """The forward of a loop whose inputs are already this rank's rows of the batch."""
         self.divided = True
+        flags = _flags((args, kwargs))
+        if flags not in self._flags.get(module, {flags}) and share.mine.stop - share.mine.start >= self._group.size():
+            self.learn(forward, module, args, kwargs, BatchShard(share.mine.stop - share.mine.start, self._group))
         if self._accumulation is None:
             held = self._held(module)
             with OwnStream(self._rank), self._padded:
@@ -183,7 +187,7 @@ class Divider:
             self._check_kept(module, held, share)
             return outputs
         size, tensors = share.mine.stop - share.mine.start, tensors_in((args, kwargs))
-        learned = self._known.get(_kind(module, tensors, size))
+        learned = self._known.get(_kind(module, (args, kwargs), tensors, size))
         ways, dims = None if learned is None else learned.ways, in_front(tensors, size)
         with OwnStream(self._rank):
             return closed(self._in_parts(forward, module, args, kwargs, ways, dims, share))
@@ -194,7 +198,7 @@ class Divider:
         if share is None:
             return forward(*args, **kwargs)
         tensors = tensors_in((args, kwargs))
-        learned = self._known.get(_kind(module, tensors, share.total))
+        learned = self._known.get(_kind(module, (args, kwargs), tensors, share.total))
         learned = learned or self.learn(forward, module, args, kwargs, share)
         dims = in_front(tensors, share.total)
         return closed(
@@ -231,7 +235,8 @@ class Divider:
         """Find by a trial how the outputs of the ranks are combined. Raises ``StrategyError``."""
         with self._proving:
             learned = self._learned(forward, module, args, kwargs, share)
-        self._known[_kind(module, tensors_in((args, kwargs)), share.total)] = learned
+        self._known[_kind(module, (args, kwargs), tensors_in((args, kwargs)), share.total)] = learned
+        self._flags.setdefault(module, set()).add(_flags((args, kwargs)))
         self.counts |= learned.found.counts
         self._left.setdefault(module, set()).update(learned.found.places, learned.found.others)
         return learned
@@ -371,10 +376,20 @@ def targets_of(loss: torch.Tensor) -> torch.Tensor:
     return found
 
 
-def _kind(module: nn.Module, tensors: Sequence[torch.Tensor], total: int) -> Hashable:
+def _flags(given: tuple[tuple[Any, ...], dict[str, Any]]) -> Hashable:
+    """The arguments by which a forward is told to do something else."""
+    args, kwargs = given
+    found = [(name, value) for name, value in (*enumerate(args), *kwargs.items()) if isinstance(value, (bool, str))]
+    return tuple(sorted(found, key=str))
+
+
+def _kind(
+    module: nn.Module, given: tuple[tuple[Any, ...], dict[str, Any]], tensors: Sequence[torch.Tensor], total: int
+) -> Hashable:
     """A key: equal for forwards that share one trial. Sizes of 1 differ: they say nothing about larger sizes."""
     shapes = []
     for tensor in tensors:
         batch = tensor.dim() > 0 and tensor.size(0) == total
         shapes.append((batch, *(size == 1 for size in (tensor.shape[1:] if batch else tensor.shape))))
-    return (id(module), module.training, torch.is_autocast_enabled(), tuple(shapes), holding(module, total))
+    mode = (module.training, torch.is_autocast_enabled(), _flags(given))
+    return (id(module), mode, tuple(shapes), holding(module, total))

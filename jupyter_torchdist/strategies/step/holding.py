@@ -86,6 +86,9 @@ class Held:
         for function in (*parts.forwards, *hooks):
             for name, value in named_globals(function):
                 self._walk(name, value)
+                if isinstance(value, type) and issubclass(value, torch.autograd.Function):
+                    for kept, one in named_globals(value.backward):
+                        self._walk(kept, one)
 
     def _walk(self, where: str, value: Any) -> None:
         waiting = [value]

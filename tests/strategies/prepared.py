@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from array import array
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -68,7 +69,7 @@ class Noted(TensorDataset):
 
     def __init__(self, *tensors: Tensor) -> None:
         super().__init__(*tensors)
-        self.asked: list[int] = []
+        self.asked = array("q")  # a loop that changes a list has whole batches
 
     def __getitem__(self, index: int) -> Any:
         self.asked.append(index)

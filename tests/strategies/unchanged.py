@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -454,17 +455,17 @@ class Counting(Language):
 
 
 class Counted(Dataset[tuple[Tensor, Tensor]]):
-    """25 samples; how many of them were loaded."""
+    """25 samples. How many were loaded stands in an array: a loop that changes a list or a number has whole batches."""
 
     def __init__(self) -> None:
-        self.loaded = 0
+        self.loaded = array("q", [0])
         self.inputs, self.targets = torch.randn(25, 4), torch.arange(25) % 3
 
     def __len__(self) -> int:
         return 25
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        self.loaded += 1
+        self.loaded[0] += 1
         return self.inputs[index], self.targets[index]
 
 
@@ -481,7 +482,7 @@ def counted(loss_of: Callable[[Tensor, Tensor], Tensor], loaded: list[int]) -> C
             loss.backward()
             optimizer.step()
             losses.append(loss.item())
-        loaded.append(dataset.loaded)
+        loaded.append(dataset.loaded[0])
         return model, optimizer, losses
 
     return cell

@@ -67,10 +67,11 @@ def fsdp_around_backward(
     state: Any,
     begin: Callable[[bool, Callable[[], None]], None],
     end: Callable[[Callable[[], None]], None],
-) -> None:
+) -> Callable[[], None]:
     """Call ``begin(is_first, original)`` when a backward reaches a unit, and ``end(original)`` as its final callback.
 
-    ``is_first``: no unit of the model was reached before in this backward.
+    ``is_first``: no unit of the model was reached before in this backward. The returned function says that one is
+    reached: FSDP does not say it in a backward of gradients, which passes no output.
     """
     register, finish = state._register_root_post_backward_final_callback, state._root_post_backward_final_callback
 
@@ -79,6 +80,7 @@ def fsdp_around_backward(
 
     state._register_root_post_backward_final_callback = registered
     state._root_post_backward_final_callback = functools.partial(end, finish)
+    return registered
 
 
 def fsdp_has_gradient(parameter: FSDPParam) -> bool:

@@ -38,7 +38,7 @@ def agree_on_use(model: nn.Module, context: ParallelContext) -> None:
     for group in use.groups:
         group.post_backward = partial(use.sum, group, group.post_backward)
     for state in states:
-        fsdp_around_backward(state, use.begin, use.end)
+        use.reached = fsdp_around_backward(state, use.begin, use.end)
 
 
 class Use:
@@ -51,6 +51,7 @@ class Use:
         self.used: set[Any] = set()
         self.had: list[bool] = []
         self.sent: Any = None
+        self.reached: Callable[[], None]
 
     def begin(self, is_first: bool, register: Callable[[], None]) -> None:
         """In place of FSDP's function for the time when a backward reaches a unit."""
@@ -60,6 +61,7 @@ class Use:
 
     def sum(self, group: Any, original: Callable[..., None], *args: Any) -> None:
         """In place of FSDP's function that reduces a unit's gradients, or keeps them for a later reduction."""
+        self.reached()
         if group.reduce_grads:
             self.used.update(filter(fsdp_has_gradient, group.fsdp_params))
             if self._fill is not None:

@@ -143,3 +143,24 @@ def test_datasets_that_load_whole_batches() -> None:
     by_samples.append(ConcatDataset([plain, whole]))  # which asks for one after another
     assert [loads_batches(dataset) for dataset in by_samples] == [None] * 5
     assert [loads_batches(dataset) for dataset in by_batches] == [LOADED] * 4
+
+
+def test_tensors_of_every_kind_may_be_kept_beside_the_samples() -> None:
+    kinds = {
+        "complex": torch.ones(2, dtype=torch.complex64),
+        "sparse": torch.eye(2).to_sparse(),
+        "meta": torch.empty(2, device="meta"),
+        "bool": torch.tensor([True]),
+        "grows": torch.ones(1),
+    }
+
+    def growing(samples: list[tuple[Tensor, int]]) -> Tensor:
+        kinds["grows"].data = torch.ones(len(kinds["grows"]) + 1)
+        return torch.stack([one for one, _ in samples])
+
+    collate = Collate(growing, 0, 2, Drawn(None, growing))
+    collate.begins()
+    collate(rows(4))
+    assert len(kinds["grows"]) == 2, "what the other calls have left is undone"
+    collate.begins()
+    assert collate(rows(4))[1] is not None

@@ -91,7 +91,7 @@ class Belongings:
                 inner = one.values()
             elif isinstance(one, tuple):
                 inner = one
-            elif is_array(one) or _is_fixed(one):
+            elif is_array(one) or (is_dense(one) and not one.requires_grad):
                 if (size := one.numel() if isinstance(one, Tensor) else one.size) <= _ROOM:
                     self._room -= size // _MANY
                     self._arrays.append((where, one, one.clone() if isinstance(one, Tensor) else one.copy()))
@@ -192,7 +192,9 @@ class Belongings:
                 container.clear()
                 container.update(before) if isinstance(container, set) else container.extend(before)
         for _, array, before in self._arrays:
-            if not equal_arrays(array, before):
+            if array.shape != before.shape and isinstance(array, Tensor):
+                array.data = before
+            elif not equal_arrays(array, before):
                 array[...] = before
         _give_back(self._main, self._names)
 
@@ -312,14 +314,14 @@ def is_array(value: Any) -> bool:
     return bool(value.flags.writeable) and value.dtype.kind in "biufc"
 
 
-def _is_fixed(value: Any) -> bool:
-    """Whether ``value`` is a tensor that a forward may fill, and that no gradient is known of."""
-    return type(value) is Tensor and value.layout is torch.strided and not value.requires_grad
+def is_dense(value: Any) -> bool:
+    """Whether ``value`` is a tensor, and of no subclass, whose numbers can be compared and copied."""
+    return type(value) is Tensor and value.layout is torch.strided and not (value.is_meta or value.is_quantized)
 
 
 def equal_arrays(one: Any, other: Any) -> bool:
-    """Whether two arrays, or tensors, of one shape have the same numbers."""
-    return bool(((one == other) | ((one != one) & (other != other))).all())  # NaN
+    """Whether two arrays, or two tensors, have the same shape and numbers."""
+    return one.shape == other.shape and bool(((one == other) | ((one != one) & (other != other))).all())  # NaN
 
 
 def is_number(value: Any) -> bool:

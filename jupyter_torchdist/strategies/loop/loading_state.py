@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset
 
-from ..core.side_effects import Kept, equal_arrays, is_array, named_globals, referred
+from ..core.side_effects import Kept, equal_arrays, is_array, is_dense, named_globals, referred
 
 _MOST, _FEW = 2000, 64
 """How many objects are looked at, and how many entries of each."""
@@ -135,7 +135,7 @@ def _owner(one: Any) -> Any:
     if isinstance(one, FunctionType):
         return _Globals(one)
     if isinstance(one, torch.Tensor):
-        return one if type(one) is torch.Tensor and one.numel() <= _SMALL else None
+        return one if is_dense(one) and one.numel() <= _SMALL else None
     if is_array(one):
         return one if one.size <= _SMALL else None
     return one if isinstance(one, (dict, *_SEQUENCES)) else None
@@ -150,8 +150,6 @@ def _copy(owner: Any) -> Any:
 
 
 def _differ(one: Any, other: Any) -> bool:
-    if isinstance(one, torch.Tensor):
-        return not torch.equal(one.nan_to_num(), other.nan_to_num())
     if not isinstance(one, (dict, list)):
         return not equal_arrays(one, other)
     if len(one) != len(other) or len(one) > _LONG:
@@ -183,8 +181,7 @@ def _give_back(owner: Any, held: Any) -> None:
         owner.clear()
         owner.extend(held)
     elif isinstance(owner, torch.Tensor):
-        with torch.no_grad():
-            owner.copy_(held)
+        owner.data = held
     else:
         owner[...] = held
 

@@ -121,8 +121,22 @@ def check_like(outcome: Outcome, wanted: Trace, expectation: Differs) -> None:
     assert sum(expectation.said in line for line in outcome.said) == 1, outcome.said
 
 
+KEPT = """
+from collections import deque
+names = {parameter: name for name, parameter in model.named_parameters()}
+places = {(name, parameter): name for parameter, name in names.items()}
+trained, fixed = set(names), frozenset(names)
+recent = deque((parameter.detach().clone() for parameter in names), maxlen=2)
+"""
+
+
 def test_what_objects_of_the_cell_keep_of_sharded_weights_is_whole() -> None:
-    outcome = run_cell(text_of("ema_by_name"), Options(ranks=2, strategy="fsdp"))
+    outcome = run_cell(text_of("ema_by_name") + KEPT, Options(ranks=2, strategy="fsdp"))
+    named = {parameter: name for name, parameter in outcome.names["model"].named_parameters()}
+    assert outcome.names["names"] == named
+    assert outcome.names["places"] == {(name, parameter): name for parameter, name in named.items()}
+    assert outcome.names["trained"] == outcome.names["fixed"] == set(named)
+    assert [type(one) for one in outcome.names["recent"]] == [torch.Tensor] * 2
     shadow = outcome.names["ema"].shadow
     assert {name: (type(one), one.shape) for name, one in shadow.items()} == {
         name: (torch.Tensor, one.shape) for name, one in outcome.names["model"].named_parameters()

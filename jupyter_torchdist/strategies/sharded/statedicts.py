@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -259,9 +260,9 @@ def whole_attributes(model: nn.Module, originals: Mapping[nn.Parameter, nn.Param
 
 
 def whole_values(names: dict[str, Any], originals: Mapping[nn.Parameter, nn.Parameter]) -> None:
-    """Replace sharded tensors that user code kept by full ones, in place in lists, dicts and its own objects.
+    """Replace sharded tensors that user code kept by full ones, in place in containers and its own objects.
 
-    Parameters are replaced by the ones of ``originals``, which get their values later.
+    Parameters are replaced by the ones of ``originals``, which get their values later, also as keys and in sets.
     """
     seen: set[int] = set()
 
@@ -270,18 +271,30 @@ def whole_values(names: dict[str, Any], originals: Mapping[nn.Parameter, nn.Para
             if isinstance(value, nn.Parameter) and isinstance(value, DTensor) and value not in originals:
                 return nn.Parameter(whole(value), value.requires_grad)  # a copy of a parameter
             return originals.get(value, value) if isinstance(value, nn.Parameter) else whole(value)
-        holds_others = isinstance(value, (list, dict, tuple))
+        holds_others = isinstance(value, (list, deque, dict, tuple, set, frozenset))
         if id(value) in seen or not (holds_others or is_users_own(value)):
             return value
         seen.add(id(value))
-        if isinstance(value, list):
-            value[:] = [made(one) for one in value]
+        if isinstance(value, (list, deque)):
+            for place, one in enumerate(list(value)):
+                value[place] = made(one)
         elif isinstance(value, dict):
             for key, one in list(value.items()):
                 value[key] = made(one)
+            keys = {key: made(key) for key in value if isinstance(key, (nn.Parameter, tuple))}
+            if any(key is not new for key, new in keys.items()):
+                entries = {keys.get(key, key): one for key, one in value.items()}
+                value.clear()
+                value.update(entries)
         elif not holds_others:
             made(vars(value))
-        elif any(isinstance(one, (torch.Tensor, list, dict, tuple)) for one in value):
+        elif isinstance(value, (set, frozenset)):  # ranks have other orders of a set: nothing may communicate
+            members = {originals.get(one, one) if isinstance(one, nn.Parameter) else one for one in value}
+            if isinstance(value, frozenset):
+                return type(value)(members)
+            value.clear()
+            value.update(members)
+        elif any(isinstance(one, (torch.Tensor, list, deque, dict, tuple, set, frozenset)) for one in value):
             parts = [made(one) for one in value]
             return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
         return value

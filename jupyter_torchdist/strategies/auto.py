@@ -215,7 +215,7 @@ class AutomaticTraining(Training):
         try:
             return self._outermost(original, module, *args, **kwargs)
         finally:
-            self._work.gathered.show_again()
+            self._work.gathered.show()
 
     def _outermost(self, original: Callable[..., Any], module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
         compiled, module = module, compiling.unwrapped(module)
@@ -298,6 +298,7 @@ class AutomaticTraining(Training):
     ) -> None:
         """The first training call of a root module."""
         agreement.check_not_scripted([module])
+        self._work.gathered.let_go()
         agreement.check_not_reused(module, self._models)
         if any(staged.root is module for staged in self._work.pipelines):
             raise StrategyError(

@@ -86,10 +86,10 @@ ALIKE: dict[str, Expectation] = {
 """Under every strategy; what is neither here nor in ``APART`` is equal."""
 
 APART: dict[tuple[str, str], Expectation] = {
+    ("shared_trunk", "fsdp"): Refused("trunk.weight of Critic is sharded already, as a part of another model"),
     ("backbone_reused", "fsdp"): Refused("0.0.weight of Sequential is sharded already, as a part of another model"),
     ("batch_norm_copies", "fsdp"): Refused("copy.deepcopy of Sequential, which is sharded"),
     ("checkpoint_around_models", "fsdp"): Refused("checkpoint is applied to the whole Sequential"),
-    ("complex_weights", "fsdp"): Refused("are trained in one unit of fsdp"),
     ("ema", "fsdp"): Refused("copy.deepcopy of Sequential, which is sharded"),
     ("lbfgs", "ddp"): Equal(1e-3),  # a search along a line takes the last digits further
     ("lbfgs", "fsdp"): Refused("LBFGS cannot train parameters that fsdp or tp has sharded"),

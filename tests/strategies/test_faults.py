@@ -68,11 +68,10 @@ def test_the_advice_of_a_refusal_gives_what_one_device_gives(cell: str, strategy
         pytest.param("max_norm_in_forward", "pp", (), 2, marks=pytest.mark.soak),
         pytest.param("ema_in_forward_assign", "fsdp", ("model=whole",), 2, marks=pytest.mark.soak),
         pytest.param("vq_vae_ema", "ddp", ("model=whole",), 2, marks=pytest.mark.soak),
+        ("iterators_in_forward", "fsdp", ("model=whole",), 2),
     ],
 )
-def test_what_a_forward_writes_to_weights_is_kept(
-    cell: str, strategy: str, options: tuple[str, ...], ranks: int
-) -> None:
+def test_what_a_forward_changes_is_one_devices(cell: str, strategy: str, options: tuple[str, ...], ranks: int) -> None:
     check_as_alone(run(cell, strategy, *options, ranks=ranks), cell)
 
 

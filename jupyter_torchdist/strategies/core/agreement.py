@@ -73,7 +73,7 @@ def check_not_reused(model: nn.Module, divided: Collection[nn.Module]) -> None:
     if reused:
         raise StrategyError(
             f"{reused[0]} of {type(model).__name__} is sharded already, as a part of another model",
-            "train the new model in the next cell (between cells models are whole), or use --strategy ddp",
+            "use --strategy ddp, or train the new model in the next cell (between cells models are whole)",
         )
 
 

@@ -7,6 +7,7 @@ also compared: a number computed from some samples only differs between ranks, a
 from __future__ import annotations
 
 import functools
+import io
 import itertools
 import math
 import sys
@@ -55,7 +56,7 @@ class Belongings:
         self._names = dict(self._main)
         self._found: list[tuple[str, Any, Any]] = []
         self._arrays: list[tuple[str, Any, Any]] = []
-        self._room = _ROOM
+        self._room, self._iterates = _ROOM, False
         self._registries: set[int] = set()
         self._only = only
         seen: set[int] = {id(self._main)}
@@ -76,6 +77,17 @@ class Belongings:
     def weights(self) -> ParameterWrites:
         """Sees writes to parameters while it is active; to be entered before the forward."""
         return ParameterWrites(self._module)
+
+    def snapshots(self) -> Iterator[tuple[Any, Any]]:
+        """Containers, attributes and names, each with the copy that ``restore`` takes its entries from.
+
+        There are none to go through if nothing in them is an iterator.
+        """
+        if not self._iterates:
+            return
+        yield from ((part.__dict__, attributes) for _, part, attributes, _ in self._parts)
+        yield from ((one, before) for _, one, before in self._found if not isinstance(one, set))
+        yield self._main, self._names
 
     def _walk(self, where: str, value: Any, seen: set[int]) -> None:
         waiting = [value] if self._only is None or where in self._only else []
@@ -102,6 +114,7 @@ class Belongings:
                     self._found.append((where, kept := Kept(one), dict(kept)))
                 inner = inside
             else:
+                self._iterates |= is_iterator(one)
                 continue
             seen.add(id(one))
             self._room -= len(one) if isinstance(one, (list, dict, set, deque, tuple)) else 1
@@ -305,6 +318,13 @@ def _is_users_class(kind: type) -> bool:
 
 def _differ(some: list[Any], others: list[Any]) -> bool:
     return len(some) != len(others) or any(one is not other for one, other in zip(some, others, strict=True))
+
+
+def is_iterator(value: Any) -> bool:
+    """Whether ``value`` is an iterator of no class of the cell (the attributes of those are looked at), and no file."""
+    if isinstance(value, (io.IOBase, nn.Module, type)) or not hasattr(type(value), "__next__"):
+        return False
+    return not is_users_own(value)
 
 
 def is_array(value: Any) -> bool:

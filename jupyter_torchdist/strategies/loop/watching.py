@@ -54,6 +54,8 @@ _READS = {
     "retain_grad",
 }
 """Methods that give user code the numbers of a tensor or of its gradient."""
+_READ = torch.ops.aten._local_scalar_dense.default
+"""What reads a number for Python, or for an operation that takes one."""
 _SIZES = {"size", "numel", "nelement", "__len__", "stride"}
 
 
@@ -130,7 +132,7 @@ class LoopWatch:
         self._samples, self._backwards, self._forwards = samples, 0, 0
         self._tracker = _LoopTracker(self, samples, self.constants)
         self._tracker.enters(batch, samples)
-        self._numbers = Numbers(self._read, self._sized)
+        self._numbers = Numbers(self.read, self._sized)
         steps, stepped = self._tracker.steps, self._tracker.stepped
         self._hooks = register_optimizer_step_pre_hook(steps), register_optimizer_step_post_hook(stepped)
 
@@ -233,7 +235,7 @@ class LoopWatch:
         for note in notes & {SYNCHRONISE, ONE_SAMPLE}:
             self.object(note)
 
-    def _read(self, tensor: torch.Tensor, name: str) -> None:
+    def read(self, tensor: torch.Tensor, name: str) -> None:
         """Numbers are read by user code, or by a library that it calls. Reads by torch itself do not count."""
         if self._tracker is None or isinstance(self._tracker.kind(tensor), Same):
             return
@@ -296,6 +298,8 @@ class _LoopTracker(BatchwiseTracker):
             return func(*args, **(kwargs or {}))
         if not in_backward():
             self._look_for_strangers(args)
+            if func is _READ:  # also by ``counts[label, guess]``, which calls no method of a label
+                self._watch.read(args[0], "item")
         return super().__torch_dispatch__(func, types, args, kwargs)
 
     def is_global(self, loss: torch.Tensor) -> None:

@@ -234,17 +234,22 @@ def _make_contiguous(model: nn.Module, context: ParallelContext) -> None:
 
 
 def _left_whole(model: nn.Module, plan: StrategyPlan) -> list[nn.Parameter]:
-    """Parameters that are not sharded: 0-dim ones, which ``fully_shard`` cannot shard, and the root's small vectors.
+    """Parameters that are not sharded: 0-dim and complex ones, and the root's small vectors.
 
-    Cells use these vectors outside of the forward (``agent.log_std.exp()``), where a shard does not work. With mixed
-    precision they are sharded like the others, because FSDP casts only gathered parameters.
+    ``fully_shard`` cannot shard a scalar. Of a complex shard, optimizers change a copy if other ranks have larger
+    shards. Cells use the vectors outside of the forward (``agent.log_std.exp()``), where a shard does not work. With
+    mixed precision they are sharded like the others, because FSDP casts only gathered parameters.
     """
-    scalars = [parameter for parameter in model.parameters() if parameter.ndim == 0]
+    scalars = [one for one in model.parameters() if not _can_be_sharded(one)]
     if plan.precision in DTYPES or not any(True for child in model.children() for _ in child.parameters()):
         return scalars
     inside = {parameter for child in model.children() for parameter in child.parameters()}
     own = [one for one in model.parameters(recurse=False) if one.ndim == 1 and one not in inside]
     return scalars + [one for one in own if one.numel() <= SMALL]
+
+
+def _can_be_sharded(parameter: nn.Parameter) -> bool:
+    return parameter.ndim > 0 and not parameter.is_complex()
 
 
 def _leave_whole(model: nn.Module, context: ParallelContext) -> None:
@@ -298,7 +303,7 @@ def _check_dtypes(model: nn.Module, plan: StrategyPlan) -> None:
     seen: dict[nn.Module, tuple[str, torch.dtype]] = {}
     for module_name, module in model.named_modules():
         for name, parameter in module.named_parameters(f"{module_name}".strip("."), recurse=False):
-            if parameter.requires_grad and parameter.ndim:
+            if parameter.requires_grad and _can_be_sharded(parameter):
                 first, dtype = seen.setdefault(home[module], (name, parameter.dtype))
                 if dtype != parameter.dtype:
                     raise StrategyError(

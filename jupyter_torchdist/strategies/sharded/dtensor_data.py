@@ -11,6 +11,7 @@ import weakref
 from typing import Any
 
 import torch
+from torch.autograd.graph import increment_version
 from torch.distributed.tensor import DTensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
@@ -49,6 +50,7 @@ def _set(tensor: DTensor, value: torch.Tensor) -> None:
     _let_go(tensor)
     with torch.no_grad():
         tensor._local_tensor.copy_(value._local_tensor)
+    increment_version(tensor)  # what is gathered of it now is old
 
 
 DATA = property(_get, _set)

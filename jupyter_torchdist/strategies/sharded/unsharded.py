@@ -38,7 +38,8 @@ class Shown(nn.Parameter):
     """A gathered parameter that the cell may hold: it has the full values, and the gradient of its shard.
 
     A gathered parameter has no gradient between two backwards, and the optimizer uses the gradient of the shard, so
-    ``grad`` is the shard's. When its memory is freed, operations of the cell on it run on the shard instead.
+    ``grad`` is the shard's. When its memory is freed, operations of the cell on it run on the shard instead. ``data``
+    and ``detach()``, which the cell may keep for longer, are the shard's at once.
     """
 
     torchdist_shard: nn.Parameter
@@ -49,6 +50,17 @@ class Shown(nn.Parameter):
             if function is not Tensor.untyped_storage:  # it needs the gathered memory itself
                 args, kwargs = map_tensors((args, kwargs or {}), _shard_of_what_is_gone)
             return function(*args, **(kwargs or {}))
+
+    @property
+    def data(self) -> Tensor:
+        return self.torchdist_shard.data
+
+    @data.setter
+    def data(self, value: Tensor) -> None:
+        self.torchdist_shard.data = value
+
+    def detach(self) -> Tensor:
+        return self.torchdist_shard.detach()
 
     @property
     def grad(self) -> Tensor | None:

@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils import checkpoint
 
 from ...torch_private.autograd import saved_tensors_hooks
+from ..core.lent_iterators import LentIterators
 from ..core.side_effects import Belongings
 from ..sharded.unsharded import units_in
 
@@ -40,6 +41,7 @@ def no_trace(module: nn.Module) -> Iterator[Belongings]:
         unit.reshard()
     buffers = [(buffer, buffer.detach().clone()) for buffer in module.buffers()]
     belongings, silent = Belongings(module), io.StringIO()
+    iterators = LentIterators(belongings.snapshots())
     try:
         with (
             contextlib.redirect_stdout(silent),
@@ -50,6 +52,7 @@ def no_trace(module: nn.Module) -> Iterator[Belongings]:
             yield belongings
     finally:
         belongings.restore()
+        iterators.end()
         if belongings.weights.undo():
             for unit in units:
                 unit.reshard()

@@ -25,6 +25,7 @@ spec = torch.fft.rfft(sig)  # 9 bins
 target = torch.fft.rfft(torch.roll(sig, 1, dims=1))
 l1, l2 = ComplexLinear(9, 18), ComplexLinear(18, 9)
 opt = torch.optim.Adam(list(l1.parameters()) + list(l2.parameters()), lr=2e-2)
+losses = []
 for epoch in range(2):
     tot = 0
     for s, t in DataLoader(TensorDataset(spec, target), batch_size=8, shuffle=True):
@@ -33,6 +34,8 @@ for epoch in range(2):
         opt.zero_grad()
         loss.backward()
         opt.step()
-        tot += loss.item()
+        losses.append(loss.item())
+        tot += losses[-1]
     print(f"epoch {epoch} {tot / 8:.4f}")
+model = nn.Sequential(l1, l2)
 print(f"|W| mean {l1.weight.detach().abs().mean().item():.4f}", l1.weight.grad.dtype)

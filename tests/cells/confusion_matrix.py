@@ -14,6 +14,7 @@ model = nn.Linear(6, C)
 optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
 criterion = nn.CrossEntropyLoss()
 
+losses = []
 for epoch in range(3):
     train_cm = torch.zeros(C, C, dtype=torch.int64)
     for data, label in train_loader:
@@ -22,6 +23,7 @@ for epoch in range(3):
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
+        losses.append(loss.item())
         for t, p in zip(label.view(-1), output.argmax(1).view(-1)):
             train_cm[t.long(), p.long()] += 1
     print(f"epoch {epoch}: loss={loss.item():.4f} train acc={train_cm.diag().sum().item() / train_cm.sum().item():.4f}")

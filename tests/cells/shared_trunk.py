@@ -29,6 +29,7 @@ class Critic(nn.Module):
 actor, critic = Actor(shared), Critic(shared)
 uniq = list({id(p): p for m in (actor, critic) for p in m.parameters()}.values())
 opt = torch.optim.RMSprop(uniq, lr=5e-3)
+losses = []
 S = torch.randn(80, 6)
 A = torch.randint(0, 3, (80,))
 R = (A == S[:, :3].argmax(1)).float()
@@ -44,5 +45,7 @@ for epoch in range(2):
         opt.zero_grad()
         loss.backward()
         opt.step()
+        losses.append(loss.item())
     print(f"pg {pg.item():.4f} vf {vf.item():.4f} ent {ent.item():.4f}")
+model = nn.ModuleList([actor, critic])
 print("same trunk:", actor.trunk.weight is critic.trunk.weight, len(uniq))

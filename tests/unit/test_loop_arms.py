@@ -100,6 +100,8 @@ LOOPS = {
     "kept by update": "    cache.update(y=y)\n    if k % 3 == 0: h.append(cache['y'].sum())\n",
     "kept by append": "    last.append(y)\n    if k % 3 == 0: h.append(last[-1].sum())\n    last.clear()\n",
     "kept by an index": "    cache['y'] = y\n    if k % 3 == 0: h.append(cache['y'].sum())\n",
+    "kept at a place of the batch": "    t = torch.zeros(3); t[y] += 1\n    if k % 3 == 0: h.append(t)\n",
+    "kept by a tensor's method": "    t = torch.zeros(3); t.index_fill_(0, y, 1)\n    if k % 3 == 0: h.append(t)\n",
     "kept by setattr": "    setattr(m, 'y', y)\n    if k % 3 == 0: h.append(m.y.sum())\n",
     "bound in a with": "    with torch.no_grad(): z = out\n    if k > 3: h.append(z)\n",
     "another loss": "    z = out.square().mean()\n    if k % 3 == 0:\n        z.backward()\n",

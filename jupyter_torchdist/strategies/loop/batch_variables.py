@@ -29,8 +29,12 @@ _STORES = frozenset({
     "add", "append", "appendleft", "extend", "extendleft", "feed", "insert", "log", "push", "put", "put_nowait",
     "record", "send", "set", "setdefault", "store", "update", "write", "__setitem__",
 })  # fmt: skip
-"""Methods that store their arguments in the object that they are called on."""
+"""Methods that store their arguments in the object that they are called on, beside those of a tensor (``add_``)."""
 _COUNTS = frozenset({"range", "trange", "count"})
+
+
+def _stores(method: str) -> bool:
+    return method in _STORES or (method.endswith("_") and not method.startswith("_"))
 
 
 def _without_number(loop: ast.For | ast.AsyncFor | ast.comprehension) -> ast.expr:
@@ -95,8 +99,8 @@ class Holding:
 
     def _follow(self, node: ast.AST) -> None:
         if isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign | ast.NamedExpr):
-            if node.value is not None and self._holds(node.value):
-                for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+            for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+                if node.value is not None and (self._holds(node.value) or self._is_placed(target)):
                     self._bind(target, node)
         elif isinstance(node, ast.For | ast.AsyncFor | ast.comprehension):
             if node is not self._loop and self._holds(node.iter):
@@ -120,7 +124,7 @@ class Holding:
 
     def _follow_call(self, node: ast.Call) -> None:
         given = [*node.args, *(one.value for one in node.keywords)]
-        if isinstance(node.func, ast.Attribute) and node.func.attr in _STORES and any(map(self._holds, given)):
+        if isinstance(node.func, ast.Attribute) and _stores(node.func.attr) and any(map(self._holds, given)):
             self._keep(node.func.value, node)
         elif isinstance(node.func, ast.Name) and node.func.id == "setattr" and any(map(self._holds, given)):
             name = node.args[1] if len(node.args) > 1 else None
@@ -155,6 +159,10 @@ class Holding:
         elif isinstance(target, ast.Tuple | ast.List | ast.Starred):
             for one in target.elts if not isinstance(target, ast.Starred) else [target.value]:
                 self._bind(one, at)
+
+    def _is_placed(self, target: ast.expr) -> bool:
+        """``counts[label] += 1``: whether the batch chooses where something is stored."""
+        return any(isinstance(one, ast.Subscript) and self._holds(one.slice) for one in ast.walk(target))
 
     def _keep(self, container: ast.expr, at: ast.expr | ast.stmt) -> None:
         """The batch is stored in ``last``, ``state["a"]`` or ``self.last``."""

@@ -30,6 +30,7 @@ from ..analysis.lattice import Noise, Rows, Same
 from ..analysis.rules import IGNORED, ONE_SAMPLE, RANDOM, SYNCHRONISE
 from ..analysis.slices import Slices
 from ..analysis.verdicts import Judgement, Verdict
+from ..core.scatter import tensors_in
 from ..step.batch_consistency import Print
 from ..step.ways import AddedParts, JoinedRows, Way
 
@@ -57,6 +58,8 @@ _READS = {
 _READ = torch.ops.aten._local_scalar_dense.default
 """What reads a number for Python, or for an operation that takes one."""
 _SIZES = {"size", "numel", "nelement", "__len__", "stride"}
+_PIECES = {"unbind": 1, "split": 2, "chunk": 2, "tensor_split": 2}
+"""Methods that give user code a tensor in pieces, and where they take its dimension; iteration calls the first."""
 
 
 class Numbers(TorchFunctionMode):
@@ -78,9 +81,16 @@ class Numbers(TorchFunctionMode):
                 self._read(args[0], name)
             elif name in _SIZES:
                 self._sized(args[0], args[1] if len(args) > 1 and isinstance(args[1], int) else None)
+            elif name in _PIECES:
+                self._sized(args[0], _dimension(_PIECES[name], args, kwargs or {}))
             elif name == "__get__" and owner is torch.Tensor.shape:
                 self._sized(args[0], None)
         return func(*args, **(kwargs or {}))
+
+
+def _dimension(place: int, args: Sequence[Any], kwargs: dict[str, Any]) -> int:
+    given = args[place] if len(args) > place else kwargs.get("dim", 0)
+    return given if isinstance(given, int) else 0
 
 
 @contextlib.contextmanager
@@ -130,7 +140,8 @@ class LoopWatch:
     def begin(self, batch: Any, samples: int) -> None:
         """A step is about to begin with this batch."""
         self._samples, self._backwards, self._forwards = samples, 0, 0
-        self._tracker = _LoopTracker(self, samples, self.constants)
+        earlier = [tensor for known in self._made if (tensor := known()) is not None]
+        self._tracker = _LoopTracker(self, samples, self.constants, earlier)
         self._tracker.enters(batch, samples)
         self._numbers = Numbers(self.read, self._sized)
         steps, stepped = self._tracker.steps, self._tracker.stepped
@@ -279,9 +290,13 @@ _OVERRIDES = (torch.overrides.__file__, TENSOR_FILE)
 class _LoopTracker(BatchwiseTracker):
     """Follows the loop's own operations. The model's forward is judged elsewhere."""
 
-    def __init__(self, watch: LoopWatch, samples: int, constants: tuple[float, ...]) -> None:
+    def __init__(
+        self, watch: LoopWatch, samples: int, constants: tuple[float, ...], earlier: Sequence[torch.Tensor]
+    ) -> None:
+        """``earlier``: what the step before has computed of its batch."""
         super().__init__(total=samples, constants=constants)
         self._watch, self._stepping = watch, False
+        self._earlier = {id(tensor): weakref.ref(tensor) for tensor in earlier}
 
     def steps(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A step of one of PyTorch's optimizers begins: many operations, and none uses a batch but in a closure."""
@@ -298,6 +313,7 @@ class _LoopTracker(BatchwiseTracker):
             return func(*args, **(kwargs or {}))
         if not in_backward():
             self._look_for_strangers(args)
+            self._look_for_the_past(args)
             if func is _READ:  # also by ``counts[label, guess]``, which calls no method of a label
                 self._watch.read(args[0], "item")
         return super().__torch_dispatch__(func, types, args, kwargs)
@@ -318,6 +334,12 @@ class _LoopTracker(BatchwiseTracker):
             as_long = tensor.dim() > 0 and tensor.size(0) == self.samples() > 1
             if as_long and isinstance(kind, Same | Noise) and not isinstance(tensor, torch.nn.Parameter):
                 self._watch.object("a tensor has as many rows as the batch but is not made from it")
+
+    def _look_for_the_past(self, args: Sequence[Any]) -> None:
+        for tensor in tensors_in(args) if self._earlier else ():
+            known = self._earlier.get(id(tensor))
+            if known is not None and known() is tensor:
+                self._watch.object("a tensor made from one batch is used in the next step")
 
 
 def _asking() -> FrameType | None:

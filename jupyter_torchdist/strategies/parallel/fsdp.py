@@ -317,10 +317,15 @@ def explain(error: BaseException) -> StrategyError | None:
     if isinstance(error, StrategyError):
         return None
     first = next(iter(str(error).splitlines()), "")
-    if OF_PLAIN_ONES.search(first) and in_backward(error):
+    before = OF_PLAIN_ONES.search(first)
+    if (before or "got mixed" in first) and in_backward(error):
+        needed = (
+            "this backward needs parameters as they were before the model's first call, which sharded them"
+            if before
+            else "a part of this loss was computed from shards of parameters, and another part from gathered parameters"
+        )
         return StrategyError(
-            "this backward needs parameters as they were before the model's first call, which sharded them "
-            f"({type(error).__name__}: {first:.160})",
+            f"{needed} ({type(error).__name__}: {first:.160})",
             "compute the part of the loss that uses parameters (a penalty) after model(x), or use --strategy ddp",
         )
     if not any(words in str(error) for words in _OF_SHARDS):

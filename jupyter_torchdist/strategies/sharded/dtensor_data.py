@@ -15,7 +15,7 @@ from torch.autograd.graph import increment_version
 from torch.distributed.tensor import DTensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from ..core.dtensors import divided_as
+from ..core.dtensors import divided_as, whole
 
 _given = WeakTensorKeyDictionary()
 """Weak references to the tensors that the cell was given as ``data`` of a tensor."""
@@ -55,3 +55,13 @@ def _set(tensor: DTensor, value: torch.Tensor) -> None:
 
 DATA = property(_get, _set)
 """The property ``data`` of ``DTensor`` while user code runs."""
+
+
+def _set_plain(parameter: torch.nn.Parameter, value: torch.Tensor) -> None:
+    """PyTorch would take the wrapper's memory, which does not exist, and crash."""
+    _PLAIN.__set__(parameter, whole(value))
+
+
+_PLAIN: Any = torch.Tensor.data
+PLAIN_DATA = property(_PLAIN.__get__, _set_plain)
+"""The property of parameters that are not sharded, such as a moving average of weights: they take full values."""

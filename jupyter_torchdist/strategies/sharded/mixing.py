@@ -1,8 +1,8 @@
 """Operations on plain tensors and shards: averages, masks and copies of weights, made before these were sharded.
 
-PyTorch refuses to compute with both. In elementwise operations a plain tensor of the parameter's full shape is the
-same on every rank, so it is sharded like the parameter, without communication. If the plain tensor is written to, or
-requires gradients (a gathered parameter), the shards are gathered instead.
+PyTorch refuses to compute with both. In elementwise operations a plain tensor that broadcasts to the parameter's shape
+is the same on every rank, so it is sharded like the parameter, without communication. If the plain tensor is written
+to, or requires gradients (a gathered parameter), the shards are gathered instead.
 """
 
 from __future__ import annotations
@@ -43,6 +43,8 @@ def _operations() -> Iterator[Any]:
 
 def _compute(operation: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """In place of DTensor's dispatch, for arguments that it refuses; DTensor does all others."""
+    if operation._schema.is_mutable and isinstance(args[0], Tensor) and not isinstance(args[0], DTensor):
+        return write_in_full(operation, args, kwargs)
     if _is_plain(args) or _is_plain(kwargs.values()):
         args, kwargs = _alike(args, kwargs, written=operation._schema.is_mutable)
     try:
@@ -64,7 +66,10 @@ def _is_plain(values: Iterable[Any]) -> bool:
 
 
 def _alike(args: Sequence[Any], kwargs: dict[str, Any], *, written: bool) -> tuple[Sequence[Any], dict[str, Any]]:
-    """Arguments of one kind (all plain or all sharded), if shapes are equal. ``written``: the first is written to."""
+    """Arguments of one kind (all plain or all sharded), if the plain ones broadcast to the shape of the shards.
+
+    ``written``: the first is written to.
+    """
     lists = [one for one in args if isinstance(one, (list, tuple))]
     if lists and isinstance(lists[0][0], Tensor):
         rows = [_alike([_at(one, row) for one in args], {}, written=written)[0] for row in range(len(lists[0]))]
@@ -73,7 +78,7 @@ def _alike(args: Sequence[Any], kwargs: dict[str, Any], *, written: bool) -> tup
     tensors = [one for one in (*args, *kwargs.values()) if isinstance(one, Tensor) and one.numel() > 1]
     shards = [one for one in tensors if isinstance(one, DTensor)]
     plain = [one for one in tensors if not isinstance(one, DTensor)]
-    if not shards or not plain or any(one.shape != shards[0].shape for one in plain):
+    if not shards or not plain or not all(_broadcasts(one.shape, shards[0].shape) for one in plain):
         return args, kwargs
     if written or in_backward():  # in a backward the gradient is the first
         gathers = args[0] is plain[0]
@@ -84,10 +89,15 @@ def _alike(args: Sequence[Any], kwargs: dict[str, Any], *, written: bool) -> tup
         if gathers:
             return whole(one) if isinstance(one, DTensor) else one
         if any(one is other for other in plain):
-            return divided_as(one, shards[0])
+            return divided_as(one.expand(shards[0].shape), shards[0])
         return one
 
     return [alike(one) for one in args], {name: alike(one) for name, one in kwargs.items()}
+
+
+def _broadcasts(shape: torch.Size, full: torch.Size) -> bool:
+    behind = full[len(full) - len(shape) :]
+    return len(shape) <= len(full) and all(size in (1, other) for size, other in zip(shape, behind, strict=True))
 
 
 def _at(argument: Any, place: int) -> Any:

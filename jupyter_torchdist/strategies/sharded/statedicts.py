@@ -29,7 +29,7 @@ from ..core.patches import Patches
 from ..core.scatter import map_tensors
 from ..core.side_effects import is_users_own
 from .aliases import Alias
-from .dtensor_data import DATA
+from .dtensor_data import DATA, PLAIN_DATA
 from .files import Files, _is_elsewhere, _parameters
 from .unsharded import groups_of, units_in
 from .writable_views import WritableView
@@ -41,6 +41,7 @@ def install(patches: Patches, lent: Lent, *, whole: bool = True) -> None:
     ``whole`` false: ``state_dict`` returns shards, for ``-O state_dict_type=SHARDED_STATE_DICT``.
     """
     patches.give(DTensor, "data", DATA)
+    patches.give(nn.Parameter, "data", PLAIN_DATA)
     for name in NUMBERS:
         patches.give(DTensor, name, lent.reads(getattr(torch.Tensor, name)))
     patches.give(DTensor, "numpy", lent.numpy)

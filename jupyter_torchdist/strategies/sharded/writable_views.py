@@ -39,7 +39,7 @@ _READS = (
     *("sort", "sort.stable", "topk", "kthvalue", "median", "median.dim", "mode", "histc", "bucketize.Tensor"),
     *("unique_dim", "_unique2", "unique_consecutive", "tril", "triu", "renorm", "_linalg_svd", "_linalg_eigh"),
     *("linalg_qr", "_linalg_det", "cumsum", "flip", "roll", "isin.Tensor_Tensor", "_cdist_forward"),
-    *("_pdist_forward", "_foreach_norm.Scalar", "nonzero", "masked_select", "bincount", "allclose"),
+    *("_pdist_forward", "_foreach_norm.Scalar", "nonzero", "masked_select", "bincount", "allclose", "equal"),
     *("searchsorted.Tensor", "scatter.value", "scatter.src", "index_add"),
 )
 """Operations with which cells inspect weights, and which DTensor does not support in all cases."""
@@ -162,10 +162,13 @@ def _read(operation: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     try:
         return as_ever(operation, args, kwargs, _read)
     except (RuntimeError, NotImplementedError):
-        tensors = tensors_in((args, kwargs))
-        if in_backward() or (torch.is_grad_enabled() and any(one.requires_grad for one in tensors)):
+        if in_backward():
             raise
-        return in_full(operation, args, kwargs)
+        made = in_full(operation, args, kwargs)
+        learns = torch.is_grad_enabled() and any(one.requires_grad for one in tensors_in((args, kwargs)))
+        if learns and any(one.is_floating_point() for one in tensors_in(made)):  # it would have no gradient
+            raise
+        return made
 
 
 def _reduce(operation: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:

@@ -20,6 +20,7 @@ from torch.distributed.tensor import DTensor
 
 from ...torch_private.autograd import in_backward
 from ...torch_private.fully_shard import fsdp_shown
+from ...torch_private.places import DisableTorchFunctionSubclass
 from ...usercode.frames import users_frame
 from ..core.dtensors import local
 from ..core.patches import Patches
@@ -101,7 +102,8 @@ class Origins:
         most = max(_SMALL, min((one.numel() for one in whole if one.numel()), default=0))
         for one in whole:
             if one.requires_grad and not one.is_meta and 0 < one.numel() <= most:
-                self._handles.append(one.register_post_accumulate_grad_hook(self._arrived))
+                with DisableTorchFunctionSubclass():  # not the shard of a gathered one
+                    self._handles.append(one.register_post_accumulate_grad_hook(self._arrived))
                 return
 
     def watch(self, outputs: Any, rows: Rows) -> None:

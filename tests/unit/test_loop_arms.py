@@ -102,6 +102,7 @@ LOOPS = {
     "kept by an index": "    cache['y'] = y\n    if k % 3 == 0: h.append(cache['y'].sum())\n",
     "kept at a place of the batch": "    t = torch.zeros(3); t[y] += 1\n    if k % 3 == 0: h.append(t)\n",
     "kept by a tensor's method": "    t = torch.zeros(3); t.index_fill_(0, y, 1)\n    if k % 3 == 0: h.append(t)\n",
+    "an error that it catches": "    try: h.append(x[3].sum())\n    except IndexError: total += 1\n    h.clear()\n",
     "kept by setattr": "    setattr(m, 'y', y)\n    if k % 3 == 0: h.append(m.y.sum())\n",
     "bound in a with": "    with torch.no_grad(): z = out\n    if k > 3: h.append(z)\n",
     "another loss": "    z = out.square().mean()\n    if k % 3 == 0:\n        z.backward()\n",
@@ -127,6 +128,7 @@ PLAIN = {
     "clipping": "    if clip is not None: nn.utils.clip_grad_norm_(m.parameters(), clip)\n",
     "max_steps": "    if k >= max_steps: break\n",
     "a refusal": "    if k > 5: raise ValueError(x.shape)\n",
+    "an interrupt that it catches": "    try: y = y.to(device)\n    except KeyboardInterrupt: break\n",
     "deletion": "    if k > 5: del x, y\n",
     "saving": "    if k % 50 == 0: torch.save(m.state_dict(), 'there')\n",
 }

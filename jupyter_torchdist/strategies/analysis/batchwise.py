@@ -20,9 +20,9 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Collection, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import replace
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any
 
 import torch
@@ -33,7 +33,7 @@ from ...torch_private.places import TorchDispatchMode
 from ...torch_private.tensors import is_pointwise
 from ...usercode.frames import is_users
 from . import rules_indexing, rules_layers, rules_losses, rules_pointwise, rules_products, rules_reductions, rules_views
-from .bindings import chooses
+from .bindings import chooses, decides
 from .constants import drawn, is_counting, look_for_sizes, made, refuse_numbers_read, sized, spreads
 from .kinds import _sound, _still, tensors_within
 from .lattice import (
@@ -289,12 +289,14 @@ class BatchwiseTracker(TorchDispatchMode):
         facts = [self.fact(tensor) for tensor in call.tensors]
         notes = frozenset(call.notes).union(*(fact.notes for fact in facts))
         suspects = frozenset(call.suspects).union(*(fact.suspects for fact in facts))
+        if isinstance(call.out, bool):  # of a tensor, or of ``allclose`` and ``equal``
+            for fact in facts:
+                self._note_branch(fact.kind, chooses)
+            return
         if call.name == "_local_scalar_dense":
-            if isinstance(call.out, bool):
-                self._note_branch(facts[0].kind)
-                return
             if isinstance(kind := facts[0].kind, Mixed) and kind.operation == PACK and call.out == self.samples():
                 return  # the number of sequences: a size
+            self._note_branch(facts[0].kind, decides)
             doubtful = Unknown(
                 call.name, "reads a value that may depend on the number of this rank's samples", user_place()
             )
@@ -314,10 +316,10 @@ class BatchwiseTracker(TorchDispatchMode):
             else:
                 self._learn(tensor, fact)
 
-    def _note_branch(self, kind: Kind) -> None:
+    def _note_branch(self, kind: Kind, may: Callable[[FrameType], bool]) -> None:
         """Note a branch of user code. Branches of libraries do not count: both ways give the same (a full mask)."""
         frame = None if isinstance(kind, Same | Noise) else asking()
-        if frame is not None and is_users(frame.f_code.co_filename) and chooses(frame):
+        if frame is not None and is_users(frame.f_code.co_filename) and may(frame):
             self.branch = self.branch or Place(frame.f_code.co_filename, frame.f_lineno)
 
     def _note_count(self, tensor: torch.Tensor, kind: Kind, call: Call) -> None:

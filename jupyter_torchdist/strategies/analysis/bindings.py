@@ -183,15 +183,38 @@ def _tree(filename: str) -> ast.Module:
     return positions.tree_of(filename) or ast.Module([], [])
 
 
-def chooses(frame: FrameType) -> bool:
-    """Whether the statement at ``frame`` chooses between computations; false if it only checks or prints."""
+def _statement(frame: FrameType) -> ast.stmt | None:
+    """The innermost statement at ``frame``."""
     line = frame.f_lineno
     around = [
         node
         for node in ast.walk(_tree(frame.f_code.co_filename))
         if isinstance(node, ast.stmt) and node.lineno <= line <= (node.end_lineno or node.lineno)
     ]
-    statement = max(around, key=lambda node: (node.lineno, -(node.end_lineno or 0)), default=None)
+    return max(around, key=lambda node: (node.lineno, -(node.end_lineno or 0)), default=None)
+
+
+def decides(frame: FrameType) -> bool:
+    """Whether a number that the statement at ``frame`` reads may be compared: there, or by the name that it gets."""
+    statement, function = _statement(frame), _function(frame.f_code)
+    if isinstance(statement, ast.If | ast.While):
+        return True
+    if statement is None or isinstance(statement, ast.Assert):
+        return False
+    if any(isinstance(node, ast.Compare | ast.IfExp) for node in ast.walk(statement)):
+        return True
+    names = {node.id for node in ast.walk(statement) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    tests = (
+        node if isinstance(node, ast.Compare) else node.test
+        for node in (_own(function) if function is not None else ())
+        if isinstance(node, ast.Compare | ast.If | ast.IfExp | ast.While)
+    )
+    return any(isinstance(node, ast.Name) and node.id in names for test in tests for node in ast.walk(test))
+
+
+def chooses(frame: FrameType) -> bool:
+    """Whether the statement at ``frame`` chooses between computations; false if it only checks or prints."""
+    statement = _statement(frame)
     if isinstance(statement, ast.Assert):
         return False
     if isinstance(statement, ast.If) and not statement.orelse:

@@ -55,7 +55,9 @@ def _trailing(spatial: int, *names: str) -> None:
     """Register operations on the last ``spatial`` dimensions."""
 
     def within(call: Call) -> Kind | list[Kind]:
-        first = next(tensor for tensor in call.tensors if isinstance(call.kind(tensor), Rows))
+        first = next((tensor for tensor in call.tensors if isinstance(call.kind(tensor), Rows)), None)
+        if first is None:  # the inverse of a sum over the samples
+            raise NoRuleError
         arguments = tuple(name for name, value in call.arguments.items() if isinstance(value, torch.Tensor))
         return _everywhere(call, _independent(call, arguments, first.dim() - spatial))
 

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from ...protocol.errors import StrategyError
 from .side_effects import is_iterator
 
 _MANY = 10_000
@@ -23,6 +24,12 @@ class Replayed(Iterator[Any]):
             self._taken.append(next(self._original))
         self.place += 1
         return self._taken[self.place - 1]
+
+    def send(self, value: Any) -> Any:
+        """Raises ``StrategyError``: what a generator was told cannot be taken back."""
+        if value is None:
+            return next(self)
+        raise StrategyError("its forward sends values to a generator", "keep them in an attribute or a buffer")
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._original, name)

@@ -37,7 +37,7 @@ from .loss_scaling import values_of
 from .places import ByLoop, LoopSite
 from .sampler_rng import Drawn, OwnNumbers, WatchedWorkers, WorkerSeeds, draws, loads
 from .steps import Steps
-from .unexecuted import unseen_use
+from .unexecuted import unchecked, unseen_use
 from .watching import LoopWatch
 
 
@@ -282,6 +282,8 @@ class Loops:
             )
         else:
             self._tell("each rank loads its part of every batch")
+        for line in unchecked(run):
+            self._tell(line)
 
     def _tell(self, line: str) -> None:
         """Say a line once: a loader that is built again in every epoch is a new loop each time."""

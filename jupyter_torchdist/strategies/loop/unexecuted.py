@@ -47,6 +47,44 @@ def unseen_use(run: LinesRun, frame: FrameType) -> str | None:
     return _Search(Scopes(trees), loop, run, frame.f_code).found() or _read_below(run, frame.f_code)
 
 
+def unchecked(run: LinesRun) -> list[str]:
+    """A message for each part of a forward that waits for a number (a step, an epoch) and has not run."""
+    found = []
+    for code, lines in run.aside.items():
+        tree = tree_of(code.co_filename)
+        for node in functions_of(tree, code) if tree is not None else ():
+            for test in (one for one in ast.walk(node) if isinstance(one, ast.If)):
+                for arm in (test.body, test.orelse):
+                    late = next(iter(not_run(arm, lines, test.test.end_lineno or 0 if arm is test.body else 0)), None)
+                    if test.lineno in lines and isinstance(late, ast.stmt) and late is arm[0] and _waits(test.test):
+                        found.append(
+                            f"line {late.lineno} of {name_of(node)} has not run in the first steps, so it is not "
+                            "checked that it treats each sample apart; -O model=whole computes the whole batch on "
+                            "every rank"
+                        )
+    return found
+
+
+def _catches(handler: ast.ExceptHandler) -> bool:
+    """Whether it catches errors that an operation on a batch may raise."""
+    return handler.type is None or not names_in(handler.type) <= {"KeyboardInterrupt", "StopIteration"}
+
+
+def _waits(test: ast.expr) -> bool:
+    """Whether a test compares a number, and no property of a tensor."""
+    compared = [one for one in ast.walk(test) if isinstance(one, ast.Compare)]
+    numbers = [
+        one
+        for part in compared
+        for one in ast.walk(part)
+        if isinstance(one, ast.Constant) and type(one.value) in (int, float)
+    ]
+    return bool(numbers) and not names_in(test) & _PROPERTIES
+
+
+_PROPERTIES = frozenset({"dim", "ndim", "shape", "size", "numel", "dtype", "device", "training", "len", "isinstance"})
+
+
 def _files_of(names: Mapping[str, Any]) -> set[str]:
     """The source files of the functions and classes that user code knows by these names."""
     found = set()
@@ -80,6 +118,9 @@ class _Search(Holding):
         for node in ast.walk(self._loop):
             if isinstance(node, ast.Yield | ast.YieldFrom) and self._scopes.around[node] is self._own:
                 return f"line {node.lineno} gives the batch to another loop"
+        for node in ast.walk(self._loop):
+            if isinstance(node, ast.Try) and any(map(_catches, node.handlers)) and any(map(self._first, node.body)):
+                return f"line {node.lineno} goes on after an error, which fewer samples may raise"
         if not self._held and "next" not in names_in(self._loop):
             return "the loop has no name for the batch"
         unrun = [*not_run(self._loop.body, self._lines, ran=self._ran), *arms(self._loop, self._ran)]

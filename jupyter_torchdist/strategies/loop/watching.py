@@ -55,8 +55,13 @@ _READS = {
     "retain_grad",
 }
 """Methods that give user code the numbers of a tensor or of its gradient."""
-_READ = "_local_scalar_dense.default"
-"""What reads a number for Python, or for an operation that takes one."""
+_NUMBERS = {
+    "_local_scalar_dense.default": "item",
+    "equal.default": "equal",
+    "allclose.default": "allclose",
+    "_linalg_check_errors.default": "a check that may raise",
+}
+"""Operations that give Python, or an operation that takes numbers, the numbers of a tensor."""
 _SIZES = {"size", "numel", "nelement", "__len__", "stride"}
 _PIECES = {"unbind": 1, "split": 2, "chunk": 2, "tensor_split": 2}
 """Methods that give user code a tensor in pieces, and where they take its dimension; iteration calls the first."""
@@ -314,8 +319,9 @@ class _LoopTracker(BatchwiseTracker):
         if not in_backward():
             self._look_for_strangers(args)
             self._look_for_the_past(args)
-            if func.__name__ == _READ:  # also by ``counts[label, guess]``, which calls no method of a label
-                self._watch.read(args[0], "item")
+            if (name := _NUMBERS.get(func.__name__)) is not None:  # ``counts[label, guess]`` calls no method of a label
+                for tensor in tensors_in(args):
+                    self._watch.read(tensor, name)
         return super().__torch_dispatch__(func, types, args, kwargs)
 
     def is_global(self, loss: torch.Tensor) -> None:

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from ...protocol.errors import StrategyError
+from ...torch_private.places import NormBase
 from ..analysis import packing
 from ..analysis.batchwise import BatchwiseTracker
 from ..analysis.divisors import divisor_of
@@ -52,6 +53,7 @@ class _Seen:
     goes_on: str = ""
     notes: list[dict[str, Any]] = field(default_factory=list)
     integers: list[dict[str, int]] = field(default_factory=list)
+    buffers: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def counts(self) -> frozenset[str]:
@@ -74,8 +76,9 @@ class _Seen:
                 f"its forward reads what the forward before it has kept in {self.goes_on}: that is of the whole batch, "
                 "and a rank computes only some of its samples"
             )
-        if self.buffer:
-            return f"its buffer {self.buffer} changes with the samples of the batch"
+        buffer = self.buffer or next(filter(None, (other_notes(self.buffers[0], one) for one in self.buffers[1:])), "")
+        if buffer:
+            return f"its buffer {buffer} changes with the samples of the batch"
         if self.kept is not None:
             return (
                 f"it keeps {self.kept} of the batch outside its outputs (in an attribute or a hook): return it from "
@@ -267,6 +270,7 @@ class Trial:
                 behind.extend(left if ran.is_whole else [])
                 seen.notes.append(_notes(ran.belongings, left, ran.made, joins.places))
                 seen.integers.append({one.where: one.value for one in left if type(one.value) is int})
+                seen.buffers.append(_own_buffers(asked.module, ran.belongings.changed()))
                 kept = [one.value for one in left if one.where in joins.places]
                 known = tensors_in(ran.made)
                 for value in kept:
@@ -339,6 +343,13 @@ def _notes(belongings: Belongings, left: Sequence[Left], made: Any, places: Coll
     fixed = {f"{_FIXED}{one.where}|{list(one.value.shape)}": one.value for one in same if one.where not in noted}
     weights = {_WEIGHT + name: one for name, one in belongings.weights.changes().items()}
     return noted | own | fixed | weights | {_NUMBERS: numbers_in(made)}
+
+
+def _own_buffers(module: nn.Module, changed: dict[str, Any]) -> dict[str, Any]:
+    """The buffers among what has ``changed``, but for those of normalisation, which takes the global batch."""
+    norms = [name for name, part in module.named_modules() if isinstance(part, NormBase)]
+    mine = {name: changed[name] for name, _ in module.named_buffers() if name in changed}
+    return {name: one for name, one in mine.items() if name.rpartition(".")[0] not in norms}
 
 
 def _other(some: dict[str, Any], others: dict[str, Any]) -> str | None:

@@ -129,6 +129,7 @@ PLAIN = {
     "max_steps": "    if k >= max_steps: break\n",
     "a refusal": "    if k > 5: raise ValueError(x.shape)\n",
     "an interrupt that it catches": "    try: y = y.to(device)\n    except KeyboardInterrupt: break\n",
+    "a function that writes to its argument": "    torch.relu_(x)\n    if k > 5: torch.cuda.is_available()\n",
     "deletion": "    if k > 5: del x, y\n",
     "saving": "    if k % 50 == 0: torch.save(m.state_dict(), 'there')\n",
 }

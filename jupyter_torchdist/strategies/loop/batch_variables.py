@@ -30,11 +30,21 @@ _STORES = frozenset({
     "record", "send", "set", "setdefault", "store", "update", "write", "__setitem__",
 })  # fmt: skip
 """Methods that store their arguments in the object that they are called on, beside those of a tensor (``add_``)."""
+_LIBRARIES = frozenset({"torch", "nn", "F", "functional"})
+"""``torch.relu_(x)`` writes to its argument."""
 _COUNTS = frozenset({"range", "trange", "count"})
 
 
-def _stores(method: str) -> bool:
-    return method in _STORES or (method.endswith("_") and not method.startswith("_"))
+def _stores(called: ast.Attribute) -> bool:
+    in_place = called.attr.endswith("_") and not called.attr.startswith("_")
+    return called.attr in _STORES or (in_place and _name_in(called.value) not in _LIBRARIES)
+
+
+def _name_in(value: ast.expr) -> str:
+    """``nn`` in ``nn.init``; empty for other expressions."""
+    while isinstance(value, ast.Attribute):
+        value = value.value
+    return value.id if isinstance(value, ast.Name) else ""
 
 
 def _without_number(loop: ast.For | ast.AsyncFor | ast.comprehension) -> ast.expr:
@@ -124,7 +134,7 @@ class Holding:
 
     def _follow_call(self, node: ast.Call) -> None:
         given = [*node.args, *(one.value for one in node.keywords)]
-        if isinstance(node.func, ast.Attribute) and _stores(node.func.attr) and any(map(self._holds, given)):
+        if isinstance(node.func, ast.Attribute) and _stores(node.func) and any(map(self._holds, given)):
             self._keep(node.func.value, node)
         elif isinstance(node.func, ast.Name) and node.func.id == "setattr" and any(map(self._holds, given)):
             name = node.args[1] if len(node.args) > 1 else None

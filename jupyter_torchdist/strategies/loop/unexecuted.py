@@ -129,7 +129,16 @@ class _Search(Holding):
         for node in (part for one in unrun for part in self._judged_later(one)):
             if used := self._first(node):
                 return f"line {used[0]}, which has not run yet, uses {used[1]}"
-        return self._used_in_reach(unrun) or self._used_after() or self._used_elsewhere()
+        return self._used_aside() or self._used_in_reach(unrun) or self._used_after() or self._used_elsewhere()
+
+    def _used_aside(self) -> str | None:
+        """A use in the model's forward of a variable of the loop, which it does not get as an argument."""
+        own = {key for key in self._held if key[0] in (0, id(self._own)) and not key[1].startswith(".")}
+        for function in self._ran.keys() - self._watched - {self._own}:
+            for node in function.body if not isinstance(function, ast.Lambda) else [function.body]:
+                if used := self._first(node, own):
+                    return f"line {used[0]} of {name_of(function)} uses {used[1]}, a variable of the loop"
+        return None
 
     # ------------------------------------------------------------------------------------- who else may come to use it
 

@@ -6,6 +6,24 @@ from __future__ import annotations
 
 from .advising import BLOCKS, ENCODER, MIXED, MLP, OWN_NORM, REENTRANT, TOKENS, Advice, cell, net, training
 
+AVERAGED = """
+def averaged():
+    mean = torch.zeros(12)
+    while True:
+        mean = 0.5 * mean + 0.5 * (yield)
+        yield mean
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last, self.means = nn.Linear(6, 12), nn.Linear(12, 2), averaged()
+        next(self.means)
+    def forward(self, x):
+        h = torch.tanh(self.first(x))
+        mean = self.means.send(h.detach().mean(0))
+        next(self.means)
+        return self.last(h - mean)
+"""
 STRATEGIES = [
     Advice(
         *("checkpoint_around_models", cell("checkpoint_around_models"), "fsdp"),
@@ -151,6 +169,12 @@ STRATEGIES = [
     ),
     Advice(
         *("copied", cell("batch_norm_copies"), "fsdp", "copy.deepcopy of", "ddp", "ddp"),
+    ),
+    Advice(
+        "generator",
+        training("Net()", before=AVERAGED, then="del model.means"),
+        *("ddp", "its forward sends values to a generator", "-O model=whole"),
+        option=("model=whole",),
     ),
     Advice(*("mixes", cell("batch_centering"), "fsdp", "cannot be divided", "-O model=whole"), option=("model=whole",)),
     Advice(

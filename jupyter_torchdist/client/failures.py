@@ -7,6 +7,7 @@ from collections.abc import Container, Iterable
 from typing import Any
 
 from .. import marshal
+from ..protocol.disk import has_no_inodes
 from ..protocol.errors import JobCancelled, JobLost, JobStalled, JobTimedOut, LaunchError, RankFailed
 from ..protocol.paths import JobPaths
 from ..protocol.state import JobState, RankState
@@ -82,6 +83,8 @@ def _of_rank(
         why = f"{rank.why or 'ended without an error message'}{_crash_site(paths, rank.rank)}"
         if not rank.ready and rank.node and (words := logs.last_words(paths.node(rank.node).launcher_log)):
             why += f", before its first line: {words}"
+        if "no free inodes" not in why and has_no_inodes(paths.root):  # what it would have said of it had no place
+            why += f"; the file system of {paths.root} has no free inodes: it holds too many files"
         return RankFailed(f"rank {rank.rank}{where} {why}", hint, rank=rank.rank)
     return marshal.load_exception(paths.error(rank.rank), memo, main_dict, rank.error)
 

@@ -20,7 +20,7 @@ from ..usercode.frames import users_frame
 from .core.hooks import Before
 from .core.scatter import averaged
 from .distributing import Distributor
-from .loop.leaves import own_parameters, untrained
+from .loop.leaves import functions_of_the_cell, own_parameters, untrained
 from .loop.loops import Loops
 from .loop.loss_scaling import BatchLoss, Joining, Weight
 
@@ -41,7 +41,7 @@ class Backwards:
         if self._is_within() or in_backward():
             original(tensors, grad_tensors, *args, **kwargs)  # a backward within a forward or a backward
             return
-        self.seen = True
+        first, self.seen = not self.seen, True
         losses = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
         create_graph = creates_graph(*args, **kwargs)
         if create_graph and self._work.models and self._work.context.plan.degree("dp_shard") > 1:
@@ -53,6 +53,8 @@ class Backwards:
         self._work.gathered.before(create_graph=create_graph)
         self._loops.backward(losses)
         self._look_for_leaves(losses)
+        if first and self._work.divider.dividing:
+            self._tell_of_functions(losses)
         with self._loops.aside(), contextlib.ExitStack() as at_work:
             for staged in self._work.pipelines:
                 at_work.enter_context(staged.at_work())
@@ -81,6 +83,13 @@ class Backwards:
         name = untrained(losses, users_frame(sys._getframe(2)), trained)
         if name is not None:
             watch.object(f"backward() fills {name}.grad, which no optimizer uses")
+
+    def _tell_of_functions(self, losses: Sequence[torch.Tensor]) -> None:
+        for name in functions_of_the_cell(losses):
+            self._work.context.say(
+                f"the backward of {name} is not checked: it must treat each sample apart, and give twice the result "
+                "for twice the gradient; -O model=whole computes the whole batch on every rank"
+            )
 
     def _averaged(
         self, run: Callable[[Any], None], losses: Sequence[torch.Tensor], grad_tensors: Any, *, create_graph: bool

@@ -45,6 +45,7 @@ ALIKE: dict[str, Expectation] = {
     "batch_centering": Refused("sub combines each sample with a mean over the batch"),
     "branch_in_forward": Refused("branches on a value of its samples"),
     "branch_on_a_number": Refused("branches on a value of its samples"),
+    "centred_gradients": Differs("no backward is tried", "the backward of Centre is not checked"),
     "centred_later": Differs("a forward is tried in its first steps", "line 20 of forward has not run in the first"),
     "samples_in_a_buffer": Refused("its buffer seen changes with the samples of the batch"),
     "compiled": Equal(leave_out=("compiled",)),  # torch's wrapper comes back with fewer attributes than it had

@@ -277,7 +277,7 @@ def referred(value: Any) -> Iterator[Any] | None:
     if isinstance(value, CellType):
         return iter(_contents(value))
     if isinstance(value, type):
-        return iter(vars(value).values()) if _is_users_class(value) else None
+        return iter(vars(value).values()) if is_users_class(value) else None
     if isinstance(value, FunctionType):
         if not is_users(value.__code__.co_filename):
             return None
@@ -307,10 +307,11 @@ def is_users_own(value: Any) -> bool:
     """Whether the class of ``value`` is from the cell or a local module. Modules and optimizers do not count."""
     if isinstance(value, (type, nn.Module, torch.optim.Optimizer)) or not hasattr(value, "__dict__"):
         return False
-    return _is_users_class(type(value))
+    return is_users_class(type(value))
 
 
-def _is_users_class(kind: type) -> bool:
+def is_users_class(kind: type) -> bool:
+    """Whether a class is from the cell or a local module."""
     home = kind.__module__
     file = getattr(sys.modules.get(home), "__file__", None)
     return home == "__main__" or (file is not None and is_users(file))

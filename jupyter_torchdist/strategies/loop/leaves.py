@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from ...usercode.frames import is_users
-from ..core.side_effects import is_users_own, joined
+from ..core.side_effects import is_users_class, is_users_own, joined
 
 _MOST, _FEW = 2000, 64
 """How many objects are looked at, and how many entries of each."""
@@ -51,20 +51,29 @@ def own_parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
                 yield joined(path, name), parameter
 
 
+def functions_of_the_cell(losses: Sequence[torch.Tensor]) -> list[str]:
+    """The names of the cell's own ``autograd.Function`` classes in the losses' graphs."""
+    kinds = (getattr(node, "_forward_cls", None) for node in _nodes(losses))
+    return list(dict.fromkeys(kind.__name__ for kind in kinds if kind is not None and is_users_class(kind)))
+
+
 def _leaves(losses: Sequence[torch.Tensor]) -> set[int]:
     """The identities of the leaves of the losses' graphs."""
+    leaves = (getattr(node, "variable", None) for node in _nodes(losses))
+    return {id(leaf) for leaf in leaves if leaf is not None}
+
+
+def _nodes(losses: Sequence[torch.Tensor]) -> Iterator[Any]:
+    """The nodes of the losses' graphs, each once."""
     waiting: list[Any] = [loss.grad_fn for loss in losses]
     seen: set[Any] = set()
-    found = set()
     while waiting:
         node = waiting.pop()
         if node is None or node in seen:
             continue
         seen.add(node)
-        if (leaf := getattr(node, "variable", None)) is not None:
-            found.add(id(leaf))
+        yield node
         waiting += [following for following, _ in node.next_functions]
-    return found
 
 
 def _frames(frame: FrameType | None) -> Iterator[FrameType]:

@@ -266,11 +266,11 @@ class Trial:
 
         def outputs(low: int, high: int) -> Any:
             with self._run(asked, joins.tried, low, high, lengths) as ran:
-                left = ran.belongings.left()
+                left, changed = ran.belongings.left(), ran.belongings.changed()
                 behind.extend(left if ran.is_whole else [])
-                seen.notes.append(_notes(ran.belongings, left, ran.made, joins.places))
+                seen.notes.append(_notes(ran, changed, left, joins.places))
                 seen.integers.append({one.where: one.value for one in left if type(one.value) is int})
-                seen.buffers.append(_own_buffers(asked.module, ran.belongings.changed()))
+                seen.buffers.append(_own_buffers(asked.module, changed))
                 kept = [one.value for one in left if one.where in joins.places]
                 known = tensors_in(ran.made)
                 for value in kept:
@@ -334,15 +334,15 @@ class Trial:
         return Refused("an output is a weighted mean, or not in the order of the samples")
 
 
-def _notes(belongings: Belongings, left: Sequence[Left], made: Any, places: Collection[str]) -> dict[str, Any]:
+def _notes(ran: _Ran, changed: dict[str, Any], left: Sequence[Left], places: Collection[str]) -> dict[str, Any]:
     """What a forward leaves, to be compared; without the tensors in ``places``, which are joined."""
-    own = {name: one for name, one in belongings.changed().items() if is_number(one)}
-    noted = belongings.noted()
+    own = {name: one for name, one in changed.items() if is_number(one)}
+    noted = ran.belongings.noted()
     noted |= {name: map_parts(one, torch.Tensor, lambda _tensor: None) for name, one in noted.items() if name in places}
     same = [one for one in left if one.where not in places and isinstance(one.value, torch.Tensor)]
     fixed = {f"{_FIXED}{one.where}|{list(one.value.shape)}": one.value for one in same if one.where not in noted}
-    weights = {_WEIGHT + name: one for name, one in belongings.weights.changes().items()}
-    return noted | own | fixed | weights | {_NUMBERS: numbers_in(made)}
+    weights = {_WEIGHT + name: one for name, one in ran.belongings.weights.changes().items()}
+    return noted | own | fixed | weights | {_NUMBERS: numbers_in(ran.made)}
 
 
 def _own_buffers(module: nn.Module, changed: dict[str, Any]) -> dict[str, Any]:
